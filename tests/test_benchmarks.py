@@ -39,7 +39,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Module]:
 
 COMMANDS = (
     *("conversion copy", "conversion size", "conversion fit", "torch_speed", "encoder_speed"),
-    *("vllm_speed", "vllm_encoder_speed"),
+    "vllm_speed",
     *("onnx_speed graphs", "onnx_speed quantised", "quantised language", "quantised encoders", "on_gpu"),
 )
 

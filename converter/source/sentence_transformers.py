@@ -115,10 +115,6 @@ class Pooling:
     def __str__(self) -> str:
         return " and ".join(self.modes) + (", scaled to unit length" if self.normalised else "")
 
-    def to_json(self) -> dict[str, Any]:
-        """Its fields, as JSON."""
-        return {"modes": list(self.modes), "normalised": self.normalised}
-
 
 def read_pooling(folder: Path) -> Pooling | None:
     """How sentence-transformers would pool a repository's hidden states; None without ``modules.json``.

@@ -125,6 +125,19 @@ class Patched:
             rows: torch.Tensor = file.get_slice(name)[:count]
         return rows
 
+    def fill(
+        self, module: Any, prefix: str = "", read: Callable[[str], torch.Tensor] | None = None
+    ) -> dict[str, str]:
+        """Gives a module its stored weights, in float32; it may be on the device "meta".
+
+        ``prefix`` comes before its parameters' names in ``architecture``. ``read`` gets a stored name, and
+        is ``tensor`` by default. Returns the names of its parameters that are stored -> their stored names.
+        """
+        names = {name: stored for name in module.state_dict() if (stored := self.stored_name(prefix + name))}
+        state = {name: (read or self.tensor)(stored).float() for name, stored in names.items()}
+        module.load_state_dict(state, strict=False, assign=True)
+        return names
+
     def open(self, name: str) -> Any:
         """The safetensors file that stores a tensor."""
         return safe_open(self.folder / self.checkpoint.tensors[name].file, framework="pt")

@@ -95,65 +95,38 @@ class Layers:
             config.use_cache = False
         model = build(patched.architecture, config, device="meta")
         self._patched = patched
-        self._backbone = model.base_model
-        self.layers = list(self._modules)
+        self._backbone = backbone = model.base_model
+        self._names = {module: name for name, module in model.named_modules()}
+        self._seen = backbone.decoder_layers if patched.repository.decoder else backbone.encoder_layers
+        self.layers = list(self._seen)
         """The modules, with weights on the device "meta" until they are loaded."""
         self.keywords: list[dict[str, Any]] = []
         """What each layer is called with beside its input."""
         self.stored: dict[nn.Parameter, str] = {}
         """Parameter of a loaded layer -> its stored name."""
-        self._names = {module: name for name, module in model.named_modules()}
-        family = patched.family
-        tables = family.tensor_names(family.embeddings)
-        below = {id(parameter) for layer in self.layers for parameter in layer.parameters()}
-        outside = {}
-        prefix = self._names[self._backbone]
-        for name, parameter in self._backbone.named_parameters(prefix=prefix):
-            stored = patched.stored_name(name)
-            if id(parameter) in below or stored is None:
-                continue
-            table = name in tables or stored in tables
-            tensor = patched.rows(stored, tokens) if table else patched.tensor(stored)
-            outside[name] = tensor.float()
-        model.load_state_dict(outside, strict=False, assign=True)
+        for index in range(len(self.layers)):
+            self._seen[index] = Seen()
+        tables = patched.family.tensor_names(patched.family.embeddings)
 
-    @property
-    def _modules(self) -> nn.ModuleList:
-        backbone = self._backbone
-        modules: nn.ModuleList = (
-            backbone.decoder_layers if self._patched.repository.decoder else backbone.encoder_layers
-        )
-        return modules
+        def read(stored: str) -> torch.Tensor:
+            return patched.rows(stored, tokens) if stored in tables else patched.tensor(stored)
+
+        prefix = self._names[backbone]
+        patched.fill(backbone, f"{prefix}." if prefix else "", read)
 
     def enter(self, ids: torch.Tensor) -> torch.Tensor:
         """The first layer's input [1, L, hidden] for a window of tokens, int64 [1, L]."""
-        seen = [Seen() for _ in self.layers]
-        modules = self._modules
-        for index, stand_in in enumerate(seen):
-            modules[index] = stand_in
-        try:
-            self._backbone(ids)
-        finally:
-            for index, layer in enumerate(self.layers):
-                modules[index] = layer
+        self._backbone(ids)
         # The windows have the same length and no padding, so the layers are called alike for all of them.
-        self.keywords = self.keywords or [stand_in.keywords for stand_in in seen]
-        return seen[0].states
+        self.keywords = self.keywords or [stand_in.keywords for stand_in in self._seen]
+        states: torch.Tensor = self._seen[0].states
+        return states
 
     def load(self, layer: nn.Module) -> None:
         """Reads a layer's weights, in float32."""
-        self.stored = {}
-        prefix, state = self._names[layer], {}
-        names = {name: self._patched.stored_name(f"{prefix}.{name}") for name in layer.state_dict()}
-        for name, stored in names.items():
-            if stored is not None:
-                state[name] = self._patched.tensor(stored).float()
-        layer.load_state_dict(state, strict=False, assign=True)
-        for name, parameter in layer.named_parameters():
-            parameter.requires_grad_(False)
-            stored = names[name]
-            assert stored is not None, name
-            self.stored[parameter] = stored
+        names = self._patched.fill(layer, f"{self._names[layer]}.")
+        layer.requires_grad_(False)
+        self.stored = {parameter: names[name] for name, parameter in layer.named_parameters()}
 
 
 class Seen(nn.Module):

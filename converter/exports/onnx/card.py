@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from converter.exports.onnx.choices import ENTRIES, QUANTISED
+from converter.exports.onnx.choices import ENTRIES
+from converter.exports.onnx.files import REPORT
 from converter.source.sentence_transformers import SENTENCES
 
 if TYPE_CHECKING:
     from converter.exports.onnx.describe import Description
-    from converter.exports.onnx.report import GraphReport, ProviderReport, ValidationReport
+    from converter.exports.onnx.report import ValidationReport
 
 TITLE = "ONNX"
 """Of the section."""
@@ -43,13 +44,9 @@ def section(graphs: Mapping[str, Description], report: ValidationReport | None, 
             "[onnxruntime-genai](https://github.com/microsoft/onnxruntime-genai) reads `genai_config.json`: "
             "`onnxruntime_genai.Model(folder)`."
         ]
-    for graph in report.graphs if report else ():
-        for place in graph.providers:
-            note = f", {place.note}" if place.note else ""
-            lines += ["", f"`{graph.file}` ran on {', '.join(place.ran)}{note}: {_worst(graph, place)}."]
     if report:
         scope = report.graphs[0].extent
-        lines += ["", f"Compared with the torch model in float32 ({scope}); see `onnx_validation.json`."]
+        lines += ["", f"Compared with the torch model in float32 ({scope}); see `{REPORT}`."]
     return "\n".join(lines) + "\n"
 
 
@@ -58,17 +55,5 @@ def _described(made: Description) -> str:
     parts += ["calibrated on a text (GPTQ)"] * made.calibrated
     parts += ["logits of each row's last token only"] * made.last_logits
     parts += ["with its own weights" if made.standalone else "over the weights in the safetensors"]
-    parts += [f"the output `{SENTENCES}` is one vector of each text: {made.pools}"] if made.pools else []
+    parts += [f"the output `{SENTENCES}` is one vector of each text: {made.pooling}"] if made.pooling else []
     return ", ".join(parts)
-
-
-def _worst(graph: GraphReport, place: ProviderReport) -> str:
-    worst = max((check.difference or 0.0 for check in place.checks), default=0.0)
-    if graph.dtype in QUANTISED:
-        # The only number in there: what the quantised weights change.
-        [loss] = (check.difference for check in graph.structure if check.difference is not None)
-        return (
-            f"root mean square of the differences at most {worst:.1e} of the results'; the quantised weights "
-            f"themselves change the results by {loss:.1e}"
-        )
-    return f"largest difference {worst:.1e} of the largest logit"

@@ -41,9 +41,8 @@ class Decoder(Network, ABC):
     def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
         """One layer; the names of its tensors start with ``prefix``, ``attend(q, k, v)`` is its attention."""
 
-    def project(self, logits: Value, head: Value) -> Value:
-        """The last step to the logits; ``head`` is the weight [vocabulary, hidden] that gave them."""
-        del head
+    def project(self, logits: Value) -> Value:
+        """The last step to the logits."""
         return logits
 
     def final(self, residual: Residual, head: str) -> Value:
@@ -53,14 +52,7 @@ class Decoder(Network, ABC):
 
     # The whole model.
 
-    def build(
-        self,
-        scaling: Scaling,
-        head: str,
-        *,
-        last_logits: bool,
-        pooling: Pooling | None,
-    ) -> None:
+    def build(self, scaling: Scaling, head: str, pooling: Pooling | None) -> None:
         """Builds the graph; that of a causal language model has a cache.
 
         ``head`` is the end of its class's name: ``ForCausalLM``, ``Model``, ... With ``pooling``, the hidden
@@ -106,7 +98,7 @@ class Decoder(Network, ABC):
                 self.layer(residual, prefix, attend)
         with graph.scope(HEAD):
             if cached:
-                self.language_model(residual, tokens, last_logits=last_logits)
+                self.language_model(residual, tokens)
             elif head == "ForSequenceClassification":
                 residual.keep(tokens.last_unlike(int(self.config["pad_token_id"])))
                 states = self.final(residual, head)
@@ -118,28 +110,31 @@ class Decoder(Network, ABC):
             for end, value in zip(Cache._fields, present, strict=True):
                 graph.output(value, f"present.{index}.{end}", graph.dtype, cache_shape(total))
 
-    def language_model(self, residual: Residual, tokens: Tokens, *, last_logits: bool) -> None:
+    def language_model(self, residual: Residual, tokens: Tokens) -> None:
         """From the residual stream to the logits."""
         graph = self.graph
-        if last_logits:
+        if self.last_logits:
             residual.keep(tokens.last_real())
         hidden = self.final(residual, "ForCausalLM")
         tied = self.config.get("tie_word_embeddings", True)
         table = f"{self.token_embedding}.weight" if tied else "lm_head.weight"
-        head = self.parameter(table, self.vocabulary, self.hidden)
-        per_row = graph.constant([1]) if last_logits else tokens.new
+        size = self.vocabulary, self.hidden
+        per_row = graph.constant([1]) if self.last_logits else tokens.new
         shape = graph.op("Concat", tokens.rows, per_row, graph.constant([-1]), axis=0)
         if self.fused:
             # The product has its final shape: reshaping all logits at the graph's end would copy them.
             hidden = graph.op("Reshape", hidden, shape)
-            logits = self.project(graph.op("FusedMatMul", hidden, head, domain=ORT, transB=1), head)
+        if self.fused and self.quantiser is None:
+            logits = graph.op("FusedMatMul", hidden, self.parameter(table, *size), domain=ORT, transB=1)
         else:
-            logits = self.project(graph.op("Gemm", hidden, head, transB=1), head)
+            logits = self.product(hidden, table, size)
+        logits = self.project(logits)
+        if not self.fused:
             logits = graph.op("Reshape", logits, shape)
         bfloat16 = graph.dtype == ir.DataType.BFLOAT16  # which NumPy and samplers do not have
         logits = graph.wide(logits) if bfloat16 else logits
         dtype = ir.DataType.FLOAT if bfloat16 else graph.dtype
-        length: Dimension = 1 if last_logits else "sequence_length"
+        length: Dimension = 1 if self.last_logits else "sequence_length"
         graph.output(logits, "logits", dtype, ["batch_size", length, self.vocabulary])
 
     # Building blocks.

@@ -32,18 +32,13 @@ class Description:
     """What it computes; None for what the model's class does."""
     calibrated: bool = False
     """Whether its weights were rounded by what the layers compute on a text."""
-    pooling: Any = None
-    """How it makes one vector of each text, as ``Pooling.to_json``; None if it does not."""
+    pooling: Pooling | None = None
+    """How it makes one vector of each text; None if it does not."""
 
     @property
     def computes_in(self) -> str:
         """The dtype of its activations."""
         return computes_in(self.dtype)
-
-    @property
-    def pools(self) -> Pooling | None:
-        """The same as an object."""
-        return Pooling(tuple(self.pooling["modes"]), self.pooling["normalised"]) if self.pooling else None
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -55,7 +50,10 @@ def read_graph(path: Path) -> tuple[ir.Model, Description] | None:
     """Reads a graph's file; None if this tool did not make it, or it is damaged or lacks its own weights."""
     try:
         model = ir.load(path)
-        made = Description(**json.loads(model.metadata_props[METADATA]))
+        stored = json.loads(model.metadata_props[METADATA])
+        if stored.get("pooling"):
+            stored["pooling"] = Pooling(tuple(stored["pooling"]["modes"]), stored["pooling"]["normalised"])
+        made = Description(**stored)
         whole = not made.standalone or all(map(_complete, model.graph.initializers.values()))
     except Exception:  # protobuf, JSON, missing keys and files raise different errors
         return None

@@ -93,11 +93,8 @@ class Encoder(Network, ABC):
             inner = self.prediction_transform(states)
             tied = self.config.get("tie_word_embeddings", True)
             table = self.family.embeddings if tied else self.family.head
-            weight = self.parameter(table, self.vocabulary, self.hidden)
-            bias = self.parameter(self.prediction_bias, self.vocabulary)
-            self.token_output(
-                graph.op("Gemm", inner, weight, bias, transB=1), "logits", tokens, self.vocabulary
-            )
+            logits = self.product(inner, table, (self.vocabulary, self.hidden), self.prediction_bias)
+            self.token_output(logits, "logits", tokens, self.vocabulary)
         elif head == "ForSequenceClassification":
             shape = graph.op("Concat", tokens.rows, graph.constant([-1, self.hidden]), axis=0)
             first = graph.op("Gather", graph.op("Reshape", states, shape), graph.constant(0), axis=1)

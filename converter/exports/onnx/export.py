@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.bytesize import bytes_text
-from converter.errors import OutputError, ValidationError
+from converter.errors import OutputError, SourceError, ValidationError
 from converter.exports.onnx.card import TITLE, section
 from converter.exports.onnx.choices import INTEGER
 from converter.exports.onnx.files import (
@@ -19,9 +19,9 @@ from converter.exports.onnx.files import (
     FLOAT32_GRAPH,
     GENAI,
     GRAPH,
-    NAMED_OTHERWISE,
     REPORT,
     STANDALONE,
+    STORED,
     graphs_in,
     in_one_file,
     served_by_genai,
@@ -30,7 +30,7 @@ from converter.exports.onnx.files import (
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.requirements import check_installed, for_task, graph_pooling
 from converter.families.family import TASKS
-from converter.interrupts import Interrupted, held
+from converter.interrupts import held
 from converter.result import manifest
 from converter.result.card import with_section
 from converter.result.converted import ConvertedRepository, open_converted
@@ -56,15 +56,14 @@ class ExportResult:
     """File, relative to it -> bytes."""
     report: ValidationReport | None
     """None without validation."""
-    changes: Mapping[str, str]
-    """Graph that was there before -> how the new one differs from it, if its options do."""
+    replaced: Mapping[str, str]
+    """Graph -> dtype of the one that it replaced, if that is another."""
     seconds: float
 
     def summary(self) -> str:
         """What was written and what validation found, for people."""
-        other = {standalone_graph(dtype): f"  ({dtype}; transformers.js' name)" for dtype in NAMED_OTHERWISE}
-        lines = [f"{name}  {bytes_text(size)}{other.get(name, '')}" for name, size in self.files.items()]
-        lines += [f"{name} replaces a graph with other options: {how}" for name, how in self.changes.items()]
+        lines = [f"{name}  {bytes_text(size)}" for name, size in self.files.items()]
+        lines += [f"{name} replaces a graph in {dtype}" for name, dtype in self.replaced.items()]
         lines += [self.report.summary() if self.report else "not validated"]
         return "\n".join([*lines, f"in {self.seconds:.1f} s"])
 
@@ -73,7 +72,7 @@ class ExportResult:
         return {
             "path": str(self.path),
             "files": self.files,
-            "changes": dict(self.changes),
+            "replaced": dict(self.replaced),
             "validation": self.report.to_json() if self.report else None,
             "seconds": round(self.seconds, 3),
         }
@@ -99,7 +98,6 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         OutputError: there is a graph of the same name that this tool did not write.
         ValidationError: the graph is wrong; nothing was put in place.
         ProviderError: the execution provider is not available.
-        Interrupted: the user stopped it when the graph was in place.
     """
     check_installed(options)
     return write(open_converted(Path(folder)), options, progress=progress)
@@ -117,7 +115,7 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
     with workspace(folder / STANDALONE) as work:
         graphs = write_graphs(repository, options, pooling, work, progress=progress)
         names = [*graphs, *(f"{name}_data" for name in graphs if (work / f"{name}_data").exists())]
-        others, before = check_others(repository, names)
+        before = check_others(folder, names)
         # An older graph of this name may have had its weights beside it.
         obsolete += [f"{name}_data" for name in graphs if options.copies_weights]
         if options.validate:
@@ -145,19 +143,23 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
             names.append(REPORT)
         else:
             obsolete.append(REPORT)  # it is about a graph that is replaced now
+        others = {name: made for name, made in before.items() if name not in graphs}
         about = section({**graphs, **others}, report, served)
-        stopped = put_in_place(folder, work, names, set(obsolete).difference(names), about)
-    if stopped:
-        raise Interrupted(f"the export is in place: {', '.join(names)}")
+        put_in_place(folder, work, names, set(obsolete).difference(names), about)
     sizes = {name: (folder / name).stat().st_size for name in names}
-    changes = {name: how for name, old in before.items() if (how := difference(old, graphs[name]))}
-    return ExportResult(folder.resolve(), sizes, report, changes, time.monotonic() - started)
+    replaced = {
+        name: before[name].dtype
+        for name, graph in graphs.items()
+        if name in before and before[name].dtype != graph.dtype
+    }
+    return ExportResult(folder.resolve(), sizes, report, replaced, time.monotonic() - started)
 
 
-def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> bool:
+def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> None:
     """Moves finished files into a repository, last to first: a file comes before those that it needs.
 
-    ``obsolete`` files are removed, and ``about`` becomes the card's section. Returns whether a signal came.
+    ``obsolete`` files are removed, and ``about`` becomes the card's section. A signal does not stop it: it is
+    the last step, and takes no time.
     """
     digests = {name: sha256(work / name) for name in names if name != REPORT}
     moved = list(reversed(names))
@@ -167,14 +169,13 @@ def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Itera
         text = with_section(text, TITLE, about)
         (work / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
         moved.append(CARD)
-    with held() as waiting:
+    with held():
         for name in moved:
             (folder / name).parent.mkdir(exist_ok=True)
             (work / name).replace(folder / name)
         for name in obsolete:
             (folder / name).unlink(missing_ok=True)
         manifest.update(folder, digests)
-    return bool(waiting)
 
 
 def write_graphs(
@@ -186,16 +187,21 @@ def write_graphs(
     progress: bool,
 ) -> dict[str, Description]:
     """Writes the graphs into a folder, under the names that they will have in the repository."""
-    from converter.exports.onnx.build import build_graph, dtype_of
+    from converter.exports.onnx.build import build_graph
     from converter.exports.onnx.describe import Description
 
-    dtype = dtype_of(repository) if options.dtype == "native" else options.dtype
+    dtype = options.dtype
+    if dtype == "native":
+        stored = repository.checkpoint.dtypes[0]
+        if stored not in STORED:
+            raise SourceError(f"the weights are {stored}; graphs are built over {', '.join(STORED)}")
+        dtype = STORED[stored]
     description = Description(
         profile=options.profile,
         dtype=dtype,
         task=TASKS.get(repository.head),
         last_logits=options.last_logits,
-        pooling=pooling.to_json() if pooling else None,
+        pooling=pooling,
         standalone=options.copies_weights,
         calibrated=bool(options.calibrate),
         alibi_scaling=repository.config.get("alibi_scaling"),
@@ -235,36 +241,21 @@ def as_json(content: Any) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def difference(old: Description, new: Description) -> str:
-    """The options of a graph that changed, such as "dtype fp16 -> fp32"."""
-    names = ("dtype", "profile", "task", "last_logits")
-    changed = [name for name in names if getattr(old, name) != getattr(new, name)]
-    return ", ".join(f"{name} {getattr(old, name)} -> {getattr(new, name)}" for name in changed)
-
-
-def check_others(
-    repository: ConvertedRepository, names: Iterable[str]
-) -> tuple[dict[str, Description], dict[str, Description]]:
-    """This tool's graphs that stay when files of these names are written, and those that are replaced.
+def check_others(folder: Path, names: Iterable[str]) -> dict[str, Description]:
+    """This tool's graphs that are there before files of these names are written.
 
     Raises ``OutputError`` for a graph of such a name that this tool did not write.
     """
     from converter.exports.onnx.describe import read_graph
 
-    others, replaced = {}, {}
-    for name, path in graphs_in(repository.folder).items():
+    before = {}
+    for name, path in graphs_in(folder).items():
         found = read_graph(path)
-        if name in names:
-            if found is None:
-                raise OutputError(f"{path} was not written by ntk-convert; move it away first")
-            replaced[name] = found[1]
-        elif found is not None:
-            others[name] = found[1]
-            if others[name].alibi_scaling != repository.config.get("alibi_scaling"):
-                raise OutputError(
-                    f"{path} was made for another alibi_scaling than config.json has; remove it first"
-                )
-    return others, replaced
+        if found is not None:
+            before[name] = found[1]
+        elif name in names:
+            raise OutputError(f"{path} was not written by ntk-convert; move it away first")
+    return before
 
 
 def check_no_links(repository: ConvertedRepository, options: OnnxOptions) -> None:

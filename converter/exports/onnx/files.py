@@ -38,8 +38,6 @@ SUFFIX = {
 """dtype of a graph with its own weights -> end of its name, so that several are side by side.
 
 transformers.js chooses a file by these names (its utils/dtypes.js; bf16 and q8f16 are not among them)."""
-NAMED_OTHERWISE = ("int8", "w8a8")
-"""dtypes whose file has a name that says something else here."""
 STORED = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 """safetensors dtype -> dtype of a graph."""
 ONE_FILE = 2_000_000_000

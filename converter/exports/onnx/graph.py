@@ -22,8 +22,6 @@ OPSET = 21
 IR_VERSION = 10
 EMBEDDINGS, HEAD = "embeddings", "head"
 """Scopes of the nodes before the layers and after them."""
-OUTER = (f"/{EMBEDDINGS}/", f"/{HEAD}/")
-"""How the names of these nodes begin."""
 ORT = "com.microsoft"
 """Domain of the operators that only onnxruntime has."""
 
@@ -41,10 +39,13 @@ class Graph:
 
     Args:
         dtype: what the graph computes in: FLOAT, FLOAT16 or BFLOAT16.
+        widened: use float32 in place of bfloat16, of which only stored weights are left. onnxruntime's CPU
+            provider has no kernels for bfloat16; this way it runs everything except their rounding.
     """
 
-    def __init__(self, dtype: ir.DataType):
+    def __init__(self, dtype: ir.DataType, *, widened: bool = False):
         self.dtype = dtype
+        self.widened = widened
         self.main = ir.Graph([], [], nodes=[], opset_imports={"": OPSET, ORT: 1}, name="ntk_convert")
         self._open = self.main
         self._scopes: list[str] = []
@@ -60,15 +61,20 @@ class Graph:
         finally:
             self._scopes.pop()
 
+    @property
+    def outer(self) -> bool:
+        """Whether the open scope is outside the layers."""
+        return not {EMBEDDINGS, HEAD}.isdisjoint(self._scopes)
+
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> Value:
         """Declares an input of the graph; a string as a dimension names a dynamic one."""
-        value = ir.val(name, dtype, shape)
+        value = ir.val(name, self.real(dtype), shape)
         self.main.inputs.append(value)
         return value
 
     def output(self, value: Value, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> None:
         """Declares ``value``, which is not an output yet, an output called ``name``."""
-        value.name, value.dtype, value.shape = name, dtype, ir.Shape(shape)
+        value.name, value.dtype, value.shape = name, self.real(dtype), ir.Shape(shape)
         self.main.outputs.append(value)
 
     def op(
@@ -111,7 +117,7 @@ class Graph:
         """A small constant, by default int64 or the graph's dtype; equal constants are shared."""
         array = np.asarray(content)
         if dtype is None:
-            dtype = ir.DataType.INT64 if array.dtype.kind == "i" else self.dtype
+            dtype = ir.DataType.INT64 if array.dtype.kind == "i" else self.real(self.dtype)
         array = array.astype(dtype.numpy())
         key = (dtype.name, array.shape, array.tobytes())
         if key not in self._constants:
@@ -133,7 +139,11 @@ class Graph:
 
     def cast(self, value: Value, dtype: ir.DataType | None = None) -> Value:
         """Casts to ``dtype``, the graph's own by default."""
-        return self.op("Cast", value, to=int(dtype or self.dtype))
+        return self.op("Cast", value, to=int(self.real(dtype or self.dtype)))
+
+    def real(self, dtype: ir.DataType) -> ir.DataType:
+        """The dtype that a value has where the graph says ``dtype``."""
+        return ir.DataType.FLOAT if self.widened and dtype == ir.DataType.BFLOAT16 else dtype
 
     def wide(self, value: Value) -> Value:
         """A value of the graph's dtype in float32."""

@@ -7,7 +7,7 @@ reads a weight as PyTorch stores it ([out, in]).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
 
@@ -18,6 +18,9 @@ from converter.exports.onnx.graph import ORT, Graph, Value
 from converter.exports.onnx.weights import Weights
 from converter.families import Family
 from converter.source.sentence_transformers import SENTENCES, Pooling
+
+if TYPE_CHECKING:
+    from converter.exports.onnx.quantise import Quantiser
 
 Norm = Literal["layer", "rms"]
 """LayerNorm, or the norm by the root mean square alone (Zhang and Sennrich 2019, arXiv 1910.07467)."""
@@ -47,6 +50,10 @@ class Network:
     weights: Weights
     convert_weights: bool
     """Convert weights to the graph's dtype when they are written, not when they are loaded."""
+    last_logits: bool
+    """Compute the logits of each row's last token only."""
+    quantiser: Quantiser | None
+    """What quantises the weights of linear layers, heads and tables."""
 
     def __post_init__(self) -> None:
         self.hidden = self.geometry.num_heads * self.geometry.head_dim
@@ -71,15 +78,17 @@ class Network:
         """A weight in the graph's dtype."""
         if name not in self._parameters:
             stored = self.stored(name, shape)
-            same = stored.dtype == self.graph.dtype
+            same = stored.dtype == self.graph.real(self.graph.dtype)
             self._parameters[name] = stored if same else self.graph.cast(stored)
         return self._parameters[name]
 
     def rows(self, name: str, indices: Value, count: int) -> Value:
         """Rows [N, hidden] of a table; only these rows are cast, not the whole table."""
+        if self.quantiser is not None:
+            return self.quantiser.rows(self.weights.external(name, (count, self.hidden)), indices)
         stored = self.stored(name, (count, self.hidden))
         rows = self.graph.op("Gather", stored, indices)
-        return rows if stored.dtype == self.graph.dtype else self.graph.cast(rows)
+        return rows if stored.dtype == self.graph.real(self.graph.dtype) else self.graph.cast(rows)
 
     def stored(self, name: str, shape: tuple[int, ...]) -> Value:
         """A weight as it is stored, or in the graph's dtype with ``convert_weights``."""
@@ -98,15 +107,37 @@ class Network:
 
     def linear(self, states: Value, name: str, inputs: int, outputs: int, *, bias: bool = True) -> Value:
         """A linear layer, [N, inputs] to [N, outputs], with the weight [outputs, inputs] called ``name``."""
-        weight = self.parameter(f"{name}.weight", outputs, inputs)
-        added = self.parameter(f"{name}.bias", outputs) if bias else None
-        return self.graph.op("Gemm", states, weight, added, transB=1, name=last_part(name))
+        return self.product(states, f"{name}.weight", (outputs, inputs), f"{name}.bias" if bias else None)
 
     def conv1d(self, states: Value, name: str, inputs: int, outputs: int) -> Value:
         """Like ``linear``, with a weight that is stored [inputs, outputs], as in GPT-2."""
-        weight = self.parameter(f"{name}.weight", inputs, outputs)
-        added = self.parameter(f"{name}.bias", outputs)
-        return self.graph.op("Gemm", states, weight, added, name=last_part(name))
+        return self.product(states, f"{name}.weight", (inputs, outputs), f"{name}.bias", by_column=True)
+
+    def product(
+        self,
+        states: Value,
+        weight: str,
+        shape: tuple[int, int],
+        bias: str | None = None,
+        *,
+        by_column: bool = False,
+    ) -> Value:
+        """States [N, inputs] times a weight and plus a bias, which are named as stored: [N, outputs].
+
+        The shape of the weight is [outputs, inputs], or [inputs, outputs] with ``by_column``.
+        """
+        graph, name = self.graph, last_part(weight.removesuffix(".weight"))
+        added = self.parameter(bias, shape[1 if by_column else 0]) if bias else None
+        if self.quantiser is None:
+            transposed = None if by_column else 1
+            return graph.op(
+                "Gemm", states, self.parameter(weight, *shape), added, transB=transposed, name=name
+            )
+        with graph.scope(name):
+            tensor = self.weights.external(weight, shape)
+            product = self.quantiser.product(states, tensor, by_column=by_column)
+            # An operator of its own: some onnxruntimes for CUDA refuse MatMulNBits with a bias.
+            return product if added is None else graph.op("Add", product, added)
 
     def split(self, states: Value, *sizes: int) -> tuple[Value, ...]:
         """Splits the channels of [N, sum of sizes]."""

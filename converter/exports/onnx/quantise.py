@@ -1,4 +1,4 @@
-"""Quantisation of a graph: its weights have 4 or 8 bits, and with ``w8a8`` its activations 8 bits too.
+"""Products with quantised weights: these have 4 or 8 bits, and with ``w8a8`` the activations 8 bits too.
 
 The head and the embedding table have 8 bits always, and float activations, for no later layer evens out an
 error of the logits; a tied head and its table read the same stored bytes.
@@ -11,7 +11,6 @@ token does not depend on other tokens and rows, as it would with onnxruntime's D
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from converter.exports.onnx.choices import INTEGER, QUANTISED, computes_in
-from converter.exports.onnx.graph import COMPUTE, IR_VERSION, ORT, OUTER, Value
+from converter.exports.onnx.choices import INTEGER, QUANTISED
+from converter.exports.onnx.graph import ORT, Graph, Value
 from converter.exports.onnx.rounding import (
     BLOCK,
     TILE,
@@ -52,68 +50,16 @@ SMALLEST = 1e-30
 """Least largest activation of a token, for there must be a scale if all are 0."""
 
 
-def quantise(
-    graph: ir.Graph, dtype: str, *, fused: bool, calibrated: Mapping[str, Path] | None = None
-) -> None:
-    """Quantises the linear layers, the head and the embedding tables of a model.
-
-    The model computes in what ``computes_in`` says of ``dtype``, and scales of blocks are stored in that.
-
-    Linear layers are Gemm or FusedMatMul over initialisers or casts of them, [outputs, inputs] if there is
-    ``transB`` and else [inputs, outputs]. ``fused``: MatMulIntegerToFloat, which also multiplies with the
-    scales of outputs. ``calibrated``: name of a layer's weight -> file with its numbers.
-    """
-    weights = _Weights(graph, COMPUTE[computes_in(dtype)], calibrated or {})
-    for node in list(graph):
-        outer = (node.name or "").startswith(OUTER)
-        if node.op_type in ("Gemm", "FusedMatMul"):
-            tensor = _initialiser(node.inputs[1])
-            if tensor is None:
-                raise ValueError(f"the weight of {node.name} is not an initialiser of the graph")
-            by_column = node.op_type == "Gemm" and "transB" not in node.attributes
-            if dtype == INTEGER and not outer:
-                result = weights.integer_product(node, Stored(tensor, by_column), fused=fused)
-            else:
-                result = weights.product(node, tensor, 8 if outer else QUANTISED[dtype], by_column=by_column)
-            if len(node.inputs) > 2:
-                # An operator of its own: some onnxruntimes for CUDA refuse MatMulNBits with a bias.
-                result = weights.op(node, "Add", result, node.inputs[2])
-        elif node.op_type == "Gather" and outer and (tensor := _initialiser(node.inputs[0])) is not None:
-            result = weights.rows(node, tensor)
-        else:
-            continue  # other Gathers pick the first token's hidden states, for a pooler
-        _replace(node.outputs[0], result)
-        graph.remove(node, safe=True)
-    RemoveUnusedNodesPass()(ir.Model(graph, ir_version=IR_VERSION))
-
-
-def _replace(old: Value, new: Value) -> None:
-    """Puts a value in another's place, as an output of the graph too."""
-    name, is_output = old.name, old.is_graph_output()
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    if is_output:
-        old.name = f"{name}_before"
-        new.name, new.type, new.shape = name, old.type, old.shape
-
-
-def _initialiser(value: Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initialiser, which may be cast before it is used; None for a computed value."""
-    while value is not None and value.const_value is None:
-        node = value.producer()
-        value = node.inputs[0] if node is not None and node.op_type == "Cast" else None
-    return None if value is None else value.const_value
-
-
 class _Streamed(ir.LazyTensor):
     """The numbers of a quantised weight, which ``pieces`` makes in their order while they are written."""
 
     def __init__(
-        self, pieces: Callable[[], Iterator[NDArray[Any]]], dtype: ir.DataType, shape: tuple[int, ...]
+        self, name: str, pieces: Callable[[], Iterator[NDArray[Any]]], dtype: ir.DataType, *shape: int
     ):
         def whole() -> ir.TensorProtocol:
             return ir.tensor(np.concatenate([piece.ravel() for piece in pieces()]).reshape(shape))
 
-        super().__init__(whole, dtype, ir.Shape(shape))
+        super().__init__(whole, dtype, ir.Shape(shape), name=name)
         self._pieces = pieces
 
     def tofile(self, file: Any) -> None:
@@ -122,11 +68,9 @@ class _Streamed(ir.LazyTensor):
             file.write(np.ascontiguousarray(piece).data)
 
 
-def _lazy(
-    make: Callable[[], NDArray[Any]], shape: tuple[int, ...], dtype: ir.DataType = ir.DataType.FLOAT
-) -> ir.LazyTensor:
+def _lazy(name: str, make: Callable[[], NDArray[Any]], dtype: ir.DataType, *shape: int) -> ir.LazyTensor:
     """A tensor that is made when it is saved."""
-    return ir.LazyTensor(lambda: ir.tensor(make()), dtype, ir.Shape(shape))
+    return ir.LazyTensor(lambda: ir.tensor(make()), dtype, ir.Shape(shape), name=name)
 
 
 class _Blocks(NamedTuple):
@@ -138,55 +82,37 @@ class _Blocks(NamedTuple):
     zeros: Value
 
 
-class _Weights:
-    """The quantised weights of a graph, each stored once, and the nodes that use them."""
+class Quantiser:
+    """Adds products and look-ups of quantised weights to a graph; each weight is stored once.
 
-    def __init__(self, graph: ir.Graph, dtype: ir.DataType, calibrated: Mapping[str, Path]):
+    ``dtype`` is one of ``QUANTISED``. Scales of blocks have the graph's dtype. ``fused``: use
+    MatMulIntegerToFloat, which also multiplies with the scales of outputs. ``calibrated``: name of a layer's
+    weight -> file with its numbers.
+    """
+
+    def __init__(
+        self, graph: Graph, dtype: str, *, fused: bool, calibrated: Mapping[str, Path] | None = None
+    ):
         self.graph = graph
         self.dtype = dtype
-        self._calibrated = calibrated
-        self._names: Counter[str] = Counter()
+        self.fused = fused
+        self._calibrated = calibrated or {}
         self._blocks: dict[str, _Blocks] = {}
         self._steps = functools.lru_cache(maxsize=1)(steps_of)
         """Of the weight that is being saved."""
         self._activations: dict[Value, tuple[Value, Value]] = {}
         """Activations -> their numbers, and the scale of each token."""
 
-    def op(
-        self, before: ir.Node, op_type: str, *inputs: Value | None, domain: str = "", **attributes: Any
-    ) -> Value:
-        """Inserts a node before another one, named after it; returns its only output."""
-        name = f"{before.name}/{op_type}"
-        self._names[name] += 1
-        if self._names[name] > 1:
-            name += f"_{self._names[name] - 1}"
-        output = ir.val(f"{name}_output")
-        self.graph.insert_before(
-            before, ir.node(op_type, inputs, attributes, domain=domain, outputs=[output], name=name)
-        )
-        return output
-
-    def keep(self, name: str, tensor: ir.TensorProtocol) -> Value:
-        """The initialiser of that name, made when it is first asked for."""
-        if name not in self.graph.initializers:
-            self.graph.register_initializer(ir.val(name, const_value=tensor))
-        return self.graph.initializers[name]
-
-    def constant(self, content: Any, dtype: type = np.int64) -> Value:
-        """An initialiser of numbers."""
-        name = "_".join(str(number) for number in np.ravel(content))
-        return self.keep(f"quantised_{np.dtype(dtype).name}_{name}", ir.tensor(np.array(content, dtype)))
-
-    # Weights in blocks.
-
-    def product(self, node: ir.Node, tensor: ir.TensorProtocol, bits: Bits, *, by_column: bool) -> Value:
-        """The product that ``node`` computes, without its bias."""
-        weight = self.blocks(tensor, bits, by_column=by_column)
-        level = {"accuracy_level": INT8_ACTIVATIONS} if self.dtype == ir.DataType.FLOAT else {}
-        return self.op(
-            node,
+    def product(self, states: Value, tensor: ir.TensorProtocol, *, by_column: bool = False) -> Value:
+        """[..., outputs] of states [..., inputs]; ``by_column`` if the weight is stored [inputs, outputs]."""
+        outer = self.graph.outer
+        if self.dtype == INTEGER and not outer:
+            return self._integer_product(states, Stored(tensor, by_column))
+        bits = 8 if outer else QUANTISED[self.dtype]
+        weight = self._in_blocks(tensor, bits, by_column=by_column)
+        return self.graph.op(
             "MatMulNBits",
-            node.inputs[0],
+            states,
             weight.packed,
             weight.scales,
             weight.zeros,
@@ -195,59 +121,55 @@ class _Weights:
             N=weight.stored.outputs,
             bits=bits,
             block_size=BLOCK,
-            **level,
+            accuracy_level=INT8_ACTIVATIONS if self.graph.dtype == ir.DataType.FLOAT else None,
         )
 
-    def rows(self, node: ir.Node, tensor: ir.TensorProtocol) -> Value:
-        """The rows of 8 bits that ``node``, a Gather, looks up, [any, inputs].
+    def rows(self, tensor: ir.TensorProtocol, indices: Value) -> Value:
+        """Rows [N, inputs] of a table, which has 8 bits.
 
         DequantizeLinear would be one operator, but CUDA has it for other numbers only.
         """
-        weight = self.blocks(tensor, 8, by_column=False)
+        graph, weight = self.graph, self._in_blocks(tensor, 8, by_column=False)
         packed, scales, zeros = (
-            self.op(node, "Gather", part, node.inputs[1], axis=0)
-            for part in (weight.packed, weight.scales, weight.zeros)
+            graph.op("Gather", part, indices, axis=0) for part in (weight.packed, weight.scales, weight.zeros)
         )
-        scales, zeros = (self.op(node, "Unsqueeze", part, self.constant([2])) for part in (scales, zeros))
-        packed, zeros = (self.op(node, "Cast", part, to=int(self.dtype)) for part in (packed, zeros))
-        values = self.op(node, "Mul", self.op(node, "Sub", packed, zeros), scales)
-        rows = self.op(node, "Reshape", values, self.constant([0, -1]))
-        if weight.stored.inputs % BLOCK == 0:
-            return rows
-        ends = (self.constant([end]) for end in (0, weight.stored.inputs, 1))
-        return self.op(node, "Slice", rows, *ends)
+        scales, zeros = (graph.op("Unsqueeze", part, graph.constant([2])) for part in (scales, zeros))
+        values = graph.op("Sub", graph.cast(packed), graph.cast(zeros))
+        rows = graph.reshape(graph.op("Mul", values, scales), 0, -1)
+        inputs = weight.stored.inputs
+        return rows if inputs % BLOCK == 0 else self._first(rows, inputs)
 
-    def blocks(self, tensor: ir.TensorProtocol, bits: Bits, *, by_column: bool) -> _Blocks:
-        """A weight as MatMulNBits takes it; ``by_column`` if it is stored [inputs, outputs]."""
+    def _in_blocks(self, tensor: ir.TensorProtocol, bits: Bits, *, by_column: bool) -> _Blocks:
+        """A weight as MatMulNBits takes it."""
         name = tensor.name or ""
         if name not in self._blocks:
-            kind, calibrated = self.dtype.numpy(), self._calibrated.get(name) if bits == 4 else None
-            stored = Stored(tensor, by_column, bits, calibrated, kind)
+            dtype, calibrated = self.graph.dtype, self._calibrated.get(name) if bits == 4 else None
+            stored = Stored(tensor, by_column, bits, calibrated, dtype.numpy())
             outputs, blocks = stored.outputs, stored.blocks
-            shape, width = (outputs, blocks, BLOCK * bits // 8), -(-blocks * bits // 8)
 
             def numbers() -> Iterator[NDArray[np.uint8]]:
                 for piece in quantised(stored, self._steps(stored)):
                     yield pack(piece, bits)
                 stored.close()
 
-            parts = {
-                f"{name}_Q{bits}": _Streamed(numbers, ir.DataType.UINT8, shape),
-                f"{name}_scales": _lazy(
-                    lambda: self._steps(stored).scales.astype(kind), (outputs, blocks), self.dtype
-                ),
-                f"{name}_zero_points": _lazy(
-                    lambda: pack(self._steps(stored).zeros, bits), (outputs, width), ir.DataType.UINT8
-                ),
-            }
-            self._blocks[name] = _Blocks(stored, *(self.keep(key, tensor) for key, tensor in parts.items()))
+            def scales() -> NDArray[Any]:
+                return self._steps(stored).scales.astype(dtype.numpy())
+
+            def zeros() -> NDArray[np.uint8]:
+                return pack(self._steps(stored).zeros, bits)
+
+            byte = ir.DataType.UINT8
+            parts = (
+                _Streamed(f"{name}_Q{bits}", numbers, byte, outputs, blocks, BLOCK * bits // 8),
+                _lazy(f"{name}_scales", scales, dtype, outputs, blocks),
+                _lazy(f"{name}_zero_points", zeros, byte, outputs, -(-blocks * bits // 8)),
+            )
+            self._blocks[name] = _Blocks(stored, *map(self.graph.initialiser, parts))
         return self._blocks[name]
 
-    # Products of integers.
-
-    def integer_product(self, node: ir.Node, stored: Stored, *, fused: bool) -> Value:
+    def _integer_product(self, states: Value, stored: Stored) -> Value:
         """The same with MatMulInteger, which takes its numbers [inputs, outputs] only."""
-        outputs = stored.outputs
+        graph, outputs = self.graph, stored.outputs
         width = outputs + -outputs % TILE
         scales = functools.cache(lambda: output_scales(stored))
 
@@ -255,37 +177,38 @@ class _Weights:
             yield from integers(stored, scales())
             stored.close()
 
-        packed = self.keep(f"{stored.name}_Q8", _Streamed(numbers, ir.DataType.INT8, (stored.inputs, width)))
-        by_output = self.keep(
-            f"{stored.name}_scales", _lazy(lambda: np.pad(scales(), (0, width - outputs)), (width,))
-        )
-        activations = node.inputs[0]
-        assert activations is not None
-        rows, by_token = self.rounded(node, activations)
-        if fused:
-            parts = (rows, packed, self.constant(1.0, np.float32), by_output, self.constant(MIDDLE, np.uint8))
-            product = self.op(node, "MatMulIntegerToFloat", *parts, domain=ORT)
-        else:
-            product = self.op(node, "MatMulInteger", rows, packed, self.constant(MIDDLE, np.uint8))
-            product = self.op(node, "Cast", product, to=int(ir.DataType.FLOAT))
-            product = self.op(node, "Mul", product, by_output)
-        product = self.op(node, "Mul", product, by_token)
-        if width == outputs:
-            return product
-        return self.op(node, "Slice", product, *(self.constant([end]) for end in (0, outputs, 1)))
+        def padded() -> NDArray[np.float32]:
+            return np.pad(scales(), (0, width - outputs))
 
-    def rounded(self, node: ir.Node, values: Value) -> tuple[Value, Value]:
+        streamed = _Streamed(f"{stored.name}_Q8", numbers, ir.DataType.INT8, stored.inputs, width)
+        packed = graph.initialiser(streamed)
+        by_output = graph.initialiser(_lazy(f"{stored.name}_scales", padded, ir.DataType.FLOAT, width))
+        rows, by_token = self._rounded(states)
+        middle = graph.constant(MIDDLE, ir.DataType.UINT8)
+        if self.fused:
+            parts = (rows, packed, graph.float32(1), by_output, middle)
+            product = graph.op("MatMulIntegerToFloat", *parts, domain=ORT)
+        else:
+            product = graph.cast(graph.op("MatMulInteger", rows, packed, middle))
+            product = graph.op("Mul", product, by_output)
+        product = graph.op("Mul", product, by_token)
+        return product if width == outputs else self._first(product, outputs)
+
+    def _rounded(self, values: Value) -> tuple[Value, Value]:
         """Activations as numbers, uint8 [..., inputs], and the scale of each token, float32 [..., 1]."""
+        graph = self.graph
         if values not in self._activations:
-            one, middle = self.constant(1.0, np.float32), self.constant(MIDDLE, np.uint8)
-            sizes = self.op(node, "Abs", values)
-            largest = self.op(node, "ReduceMax", sizes, self.constant([-1]), keepdims=1)
-            largest = self.op(node, "Max", largest, self.constant(SMALLEST, np.float32))
-            scales = self.op(node, "Mul", largest, self.constant(1 / LARGEST_ACTIVATION, np.float32))
-            parts = self.op(node, "Div", values, scales)
-            numbers = self.op(node, "QuantizeLinear", parts, one, middle)
+            largest = graph.op("ReduceMax", graph.op("Abs", values), graph.constant([-1]), keepdims=1)
+            largest = graph.op("Max", largest, graph.float32(SMALLEST))
+            scales = graph.op("Mul", largest, graph.float32(1 / LARGEST_ACTIVATION))
+            middle = graph.constant(MIDDLE, ir.DataType.UINT8)
+            numbers = graph.op("QuantizeLinear", graph.op("Div", values, scales), graph.float32(1), middle)
             self._activations[values] = numbers, scales
         return self._activations[values]
+
+    def _first(self, values: Value, count: int) -> Value:
+        """The first channels of [N, any]."""
+        return self.graph.op("Slice", values, *(self.graph.constant([end]) for end in (0, count, 1)))
 
 
 class QuantisedGraph:

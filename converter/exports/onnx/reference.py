@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.report import GraphCheck
 from converter.exports.onnx.rounding import BAND
-from converter.exports.onnx.session import Outputs, stacked
+from converter.exports.onnx.session import Outputs, Session, stacked
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Dynamic, first_layers
 from converter.source.sentence_transformers import Pooling
@@ -29,8 +29,8 @@ from converter.verification.patched import Patched, build
 
 Array = NDArray[Any]
 
-SHORT, STEPS, GREEDY = 48, 8, 32
-"""Tokens of a short prompt, decoding steps, greedy tokens."""
+SHORT, STEPS = 48, 8
+"""Tokens of a short prompt, decoding steps."""
 KEPT = 256
 """Positions of a long prompt whose logits are compared: spread over it, always including the last."""
 LONGEST = 16384
@@ -44,35 +44,23 @@ UNKNOWN_LENGTH, JOINT = 512, 256
 """Tokens: used if the trained length is not known; length of a prompt that is continued."""
 
 
-class Engine(Protocol):
-    """A model that runs tokens over a cache."""
-
-    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Outputs, Any]:
-        """New tokens [B, S] under a mask [B, T]; returns what the model computes, and the cache."""
-        ...
-
-
 @dataclass(frozen=True)
 class Extent:
     """How much of a model is run, and on how many tokens."""
 
     layers: int
-    total_layers: int
     vocabulary: int
-    full_vocabulary: int
+    whole: bool
+    """Whether these are all layers and all tokens of the vocabulary."""
     at: int
     """Trained length in tokens, or the length that replaces it."""
     beyond: int
     """A length beyond it, in tokens."""
     joint: int
-    """Where chunks and greedy decoding continue a prompt: at the trained length, where a dynamic scaling
-    starts to act, or earlier."""
+    """Where chunks continue a prompt: at the trained length, where a dynamic scaling starts to act, or
+    earlier."""
     note: str
     """What was cut and why; empty if nothing was cut."""
-
-    @property
-    def whole(self) -> bool:
-        return self.layers == self.total_layers and self.vocabulary == self.full_vocabulary
 
 
 def extent(repository: ConvertedRepository) -> Extent:
@@ -101,13 +89,14 @@ def extent(repository: ConvertedRepository) -> Extent:
         if repository.family.below(name).startswith(prefix)
     )
     joint = at if isinstance(repository.scaling, Dynamic) else min(at, JOINT)
-    lengths = (at, beyond, joint, joint)
+    lengths = (at, beyond, joint)
     operations = sum(2 * layer * length + 4 * hidden * length**2 for length in lengths)
     fitting = max(2, int(min(OPERATIONS // operations, ELEMENTS // max(layer, 1))))
     layers = min(geometry.num_layers, fitting)
     if layers < geometry.num_layers:
         notes.append(f"first {layers} of {geometry.num_layers} layers")
-    return Extent(layers, geometry.num_layers, vocabulary, full, at, beyond, joint, ", ".join(notes))
+    whole = (layers, vocabulary) == (geometry.num_layers, full)
+    return Extent(layers, vocabulary, whole, at, beyond, joint, ", ".join(notes))
 
 
 def ends_by_id(repository: ConvertedRepository) -> bool:
@@ -115,20 +104,9 @@ def ends_by_id(repository: ConvertedRepository) -> bool:
     return repository.decoder and repository.head == "ForSequenceClassification"
 
 
-class Answer(NamedTuple):
-    """The logits of one step that are compared with the other side's."""
-
-    last: Array
-    """[B, vocabulary]: the logits of each row's last real token."""
-    spread: Array | None
-    """[at most KEPT, vocabulary]: logits of real tokens all over the step; None if unknown."""
-    sentences: Array | None
-    """[B, any]: one vector of each text; None for a model that does not pool."""
-
-
 @dataclass(frozen=True)
 class Case:
-    """Steps over one cache, and the logits that are compared."""
+    """Steps over one cache."""
 
     name: str
     steps: Sequence[Array]
@@ -136,20 +114,24 @@ class Case:
     mask: Array
     """int64 [B, all steps' tokens]."""
 
-    def run(self, engine: Engine) -> list[Answer]:
-        """The logits of each step that are compared."""
+    def run(self, engine: Session | Reference) -> list[Outputs]:
+        """What is compared of each step, values as [any, vocabulary].
+
+        First those of each row's last real token. An engine that has the others adds at most ``KEPT``, all
+        over the step.
+        """
         results, past, seen = [], None, 0
         for ids in self.steps:
             mask = self.mask[:, : seen + ids.shape[1]]
-            (logits, sentences), past = engine.step(ids, mask, past)
-            new = mask[:, seen:].astype(bool)
-            last, spread = logits[:, 0], None
-            if logits.shape[1] == ids.shape[1]:
-                last = logits[np.arange(len(ids)), ids.shape[1] - 1 - new[:, ::-1].argmax(axis=1)]
+            (values, sentences), past = engine.step(ids, mask, past)
+            kept = values[:, 0]
+            if values.shape[1] == ids.shape[1]:
+                new = mask[:, seen:].astype(bool)
+                last = values[np.arange(len(ids)), ids.shape[1] - 1 - new[:, ::-1].argmax(axis=1)]
                 rows, columns = new.nonzero()
-                kept = np.unique(np.linspace(0, len(rows) - 1, KEPT).astype(int))
-                spread = logits[rows[kept], columns[kept]]
-            results.append(Answer(last, spread, sentences))
+                spread = np.unique(np.linspace(0, len(rows) - 1, KEPT).astype(int))
+                kept = np.concatenate([last, values[rows[spread], columns[spread]]])
+            results.append(Outputs(kept, sentences))
             seen += ids.shape[1]
         return results
 
@@ -187,22 +169,6 @@ def padded(rows: int, length: int) -> Array:
     return (np.arange(length)[None] >= starts).astype(np.int64)
 
 
-def greedy(engine: Engine, run: Extent) -> tuple[Array, Array]:
-    """Continues a prompt that ends just before ``joint``, always with the most likely token.
-
-    Returns the tokens, [GREEDY], and the logits they were chosen from, [GREEDY, vocabulary].
-    """
-    length = max(run.joint - GREEDY // 2, 4)
-    ids = np.random.default_rng(1).integers(0, run.vocabulary, size=(1, length))
-    chosen, scores, past = [], [], None
-    for count in range(length, length + GREEDY):
-        (logits, _), past = engine.step(ids, np.ones((1, count), dtype=np.int64), past)
-        scores.append(logits[0, -1])
-        chosen.append(int(scores[-1].argmax()))
-        ids = np.array([[chosen[-1]]])
-    return np.array(chosen), np.stack(scores)
-
-
 # The torch model
 
 TINY = float(np.finfo(np.float32).tiny)
@@ -232,7 +198,7 @@ POOLED: dict[str, Callable[[Array], Array]] = {
 
 
 LARGEST_CHANGE, NOISE = 0.5, 1e-6
-"""Largest change of a weight by calibration, and of its values by rounding of float32; see ``distance``.
+"""Largest change of a weight by calibration, and of its values by rounding of float32.
 
 Rounding to the nearest changes normal weights by 0.08 of their root mean square. Calibration moves them
 further, by up to 0.15 in the small models tried. Weights in the wrong place differ by 1.4."""
@@ -268,18 +234,13 @@ class Reference:
                 config.pad_token_id = None  # it is outside the shortened vocabulary
             model = build(patched.architecture, config, device="meta")
             family = repository.family
-            tables = {*family.tensor_names(family.embeddings), *VOCABULARY_TENSORS}
-            stored = patched.checkpoint.tensors
-            state, names = {}, {}
-            for name in model.state_dict():
-                found = patched.stored_name(name)
-                if found is None:
-                    continue
-                whole = name not in tables or stored[found].shape[0] == vocabulary
-                tensor = patched.tensor(found) if whole else patched.first_rows(found, vocabulary)
-                state[name], names[name] = tensor.float(), found
-            model.load_state_dict(state, strict=False, assign=True)
-            del state  # or quantised weights would lie beside those that they replace
+            tables = {family.embeddings, *VOCABULARY_TENSORS}
+
+            def read(stored: str) -> torch.Tensor:
+                table = family.below(stored) in tables
+                return patched.first_rows(stored, vocabulary) if table else patched.tensor(stored)
+
+            names = patched.fill(model, read=read)
             model.tie_weights()
             yield cls(model, names, repository.has_cache, pooling)
 
@@ -346,19 +307,15 @@ class Expected(NamedTuple):
 
     scope: Extent
     cases: Sequence[Case]
-    answers: Mapping[str, Sequence[Answer]]
+    answers: Mapping[str, Sequence[Outputs]]
     """Name of a case -> the results of its steps."""
-    greedy: tuple[Array, Array] | None
-    """A decoder's greedy tokens, int64 [count], and the logits they were chosen from, float32 [count,
-    vocabulary]; None for an encoder."""
     loss: Sequence[GraphCheck]
     """What quantised weights change, if they are quantised."""
 
     @property
     def results(self) -> list[Array]:
         """The results of all cases, without vectors of texts."""
-        steps = [step for steps in self.answers.values() for step in steps]
-        return [array for step in steps for array in (step.last, step.spread) if array is not None]
+        return [step.values for steps in self.answers.values() for step in steps]
 
 
 def run_torch(
@@ -367,8 +324,7 @@ def run_torch(
     """Runs the torch model and frees it; with a quantised graph, on the values that it stores."""
     scope = extent(repository)
     padding = repository.config["pad_token_id"] if ends_by_id(repository) else None
-    cached = repository.has_cache
-    cases = list(choose_cases(scope, cached=cached, padding=padding))
+    cases = list(choose_cases(scope, cached=repository.has_cache, padding=padding))
     with Reference.load(repository, scope, pooling) as reference:
         loss = []
         if quantised is not None:
@@ -376,18 +332,16 @@ def run_torch(
             before = several.run(reference)
             loss = [reference.quantise(quantised), loss_of_weights(several.run(reference), before)]
         found = {case.name: case.run(reference) for case in cases}
-        chosen = greedy(reference, scope) if cached else None
-        return Expected(scope, cases, found, chosen, loss)
+        return Expected(scope, cases, found, loss)
 
 
-def loss_of_weights(results: Sequence[Answer], before: Sequence[Answer]) -> GraphCheck:
+def loss_of_weights(results: Sequence[Outputs], before: Sequence[Outputs]) -> GraphCheck:
     """What quantising the weights changes in a model's results.
 
     Only a loss of all information is a failure: zeros would differ from the results by 1.
     """
-    pairs = [(answer.last, right.last) for answer, right in zip(results, before, strict=True)]
-    right = max(mean_square([b for _, b in pairs]), TINY)
-    difference = math.sqrt(mean_square([a - b for a, b in pairs]) / right)
+    errors = [found.values - right.values for found, right in zip(results, before, strict=True)]
+    difference = math.sqrt(mean_square(errors) / max(mean_square([step.values for step in before]), TINY))
     detail = f"change the results by {difference:.1e} of their root mean square"
     if not difference < 1:
         detail += ": nothing is left of them; choose another dtype"

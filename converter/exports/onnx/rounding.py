@@ -169,10 +169,7 @@ def unpack(packed: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
 
 def output_scales(stored: Stored) -> NDArray[np.float32]:
     """The scale of each output of a weight for products of integers, float32 [outputs]."""
-    weight = stored.read()
-    height = max(1, PIECE // stored.inputs)
-    pieces = (weight[start : start + height] for start in range(0, stored.outputs, height))
-    largest = np.concatenate([np.abs(piece.astype(np.float32)).max(axis=1) for piece in pieces])
+    largest = np.concatenate([np.abs(piece).max(axis=(1, 2)) for piece in in_blocks(stored)])
     scales: NDArray[np.float32] = np.where(largest > 0, largest, 1) / np.float32(LARGEST_WEIGHT)
     return scales
 

@@ -10,6 +10,7 @@ and then sets it back.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import math
@@ -143,7 +144,7 @@ def denormals_as_zero() -> Iterator[None]:
 
 
 class Session:
-    """One graph, a file or its bytes, on one provider; an ``Engine`` of the cases.
+    """One graph, a file or its bytes, on one provider.
 
     ``folder``: of the weights, for bytes. ``profile``: folder for a record of what ran where, for ``ran``.
     ``check_available`` comes first. Raises ``ProviderError`` if onnxruntime fell back to the CPU.
@@ -164,6 +165,8 @@ class Session:
         if found != PROVIDERS[provider]:
             raise ProviderError(f"onnxruntime was asked for {PROVIDERS[provider]} and fell back to {found}")
         self.device = provider
+        self.buffer: Past | None = None
+        """The cache of ``shared``."""
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         outputs = [value.name for value in self.session.get_outputs()]
         self.results = [name for name in outputs if not name.startswith("present.")]
@@ -171,14 +174,38 @@ class Session:
         of an answer's ends."""
 
     def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Outputs, Past]:
-        """Runs new tokens, int64 [B, S], under a mask [B, T] over a cache, which gets new memory."""
-        past = past or self.buffers(len(ids), 0)
-        outputs, presents = self._run(ids, mask, past, {})
-        return outputs, dict(zip(past, presents, strict=True))
+        """Runs new tokens, int64 [B, S], under a mask [B, T] over a cache, which gets new memory.
 
-    def shared(self, rows: int, length: int) -> SharedCache:
-        """An engine whose past and present share memory, for at most ``length`` tokens."""
-        return SharedCache(self, self.buffers(rows, length))
+        In a session with one buffer, the width of the mask tells how much of it is in use.
+        """
+        past = self.buffer or past or self.buffers(len(ids), 0)
+        binding = self.session.io_binding()
+        binding.bind_cpu_input("input_ids", ids)
+        binding.bind_cpu_input("attention_mask", mask)
+        if "token_type_ids" in self.inputs:
+            binding.bind_cpu_input("token_type_ids", np.zeros_like(ids))
+        for name in self.results:
+            binding.bind_output(name)
+        for name, content in past.items():
+            binding.bind_ortvalue_input(name, content)
+            present = name.replace("past_key_values.", "present.")
+            if self.buffer:
+                binding.bind_ortvalue_output(present, content)
+            else:
+                binding.bind_output(present, self.device)
+        with denormals_as_zero():
+            self.session.run_with_iobinding(binding)
+        outputs, count = binding.get_outputs(), len(self.results)
+        results = [output.numpy().astype(np.float32, copy=False) for output in outputs[:count]]
+        sentences = results.pop(self.results.index(SENTENCES)) if SENTENCES in self.results else None
+        presents = dict(zip(past, outputs[count:], strict=True))
+        return Outputs(stacked(results, ids.shape[1]), sentences), presents
+
+    def shared(self, rows: int, length: int) -> Session:
+        """The same with one buffer for past and present, of ``length`` tokens, for the profile ``ort``."""
+        session = copy.copy(self)
+        session.buffer = self.buffers(rows, length)
+        return session
 
     def buffers(self, rows: int, length: int) -> Past:
         """Memory for the cache of so many rows and tokens."""
@@ -191,29 +218,6 @@ class Session:
                 )
         return found
 
-    def _run(self, ids: Array, mask: Array, past: Past, present: Past) -> tuple[Outputs, list[Any]]:
-        """What the graph computes, and its new cache; ``present``: where to write that, by input name."""
-        binding = self.session.io_binding()
-        binding.bind_cpu_input("input_ids", ids)
-        binding.bind_cpu_input("attention_mask", mask)
-        if "token_type_ids" in self.inputs:
-            binding.bind_cpu_input("token_type_ids", np.zeros_like(ids))
-        for name in self.results:
-            binding.bind_output(name)
-        for name, buffer in past.items():
-            binding.bind_ortvalue_input(name, buffer)
-            output = name.replace("past_key_values.", "present.")
-            if name in present:
-                binding.bind_ortvalue_output(output, present[name])
-            else:
-                binding.bind_output(output, self.device)
-        with denormals_as_zero():
-            self.session.run_with_iobinding(binding)
-        outputs, count = binding.get_outputs(), len(self.results)
-        results = [output.numpy().astype(np.float32, copy=False) for output in outputs[:count]]
-        sentences = results.pop(self.results.index(SENTENCES)) if SENTENCES in self.results else None
-        return Outputs(stacked(results, ids.shape[1]), sentences), outputs[count:]
-
     def ran(self) -> list[Ran]:
         """The operators that ran, for a session with a profile, which ends here."""
         # Names of nodes and values are in there as the graph has them, which may not be UTF-8.
@@ -225,19 +229,6 @@ class Session:
                 sizes = [math.prod(shape) for value in args["output_type_shape"] for shape in value.values()]
                 found.append(Ran(args["provider"], args["op_name"], max(sizes, default=0)))
         return found
-
-
-class SharedCache:
-    """Steps as a server runs them, for graphs with the ``ort`` profile."""
-
-    def __init__(self, session: Session, buffers: Past):
-        self.session = session
-        self.buffers = buffers
-
-    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Outputs, Any]:
-        """See ``Session.step``; the width of the mask tells how much of the buffers is in use."""
-        del past  # is in the buffers
-        return self.session._run(ids, mask, self.buffers, self.buffers)[0], None
 
 
 def stacked(results: Sequence[Array], tokens: int) -> Array:

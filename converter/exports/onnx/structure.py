@@ -24,17 +24,16 @@ from converter.source.sentence_transformers import read_pooling
 
 def check_structure(model: ir.Model, made: Description, repository: ConvertedRepository) -> GraphCheck:
     """Whether a graph is what this version builds of a repository, whose config names the task's class."""
-    scaling, pooling = repository.config.get("alibi_scaling"), None
+    scaling = repository.config.get("alibi_scaling")
     try:
-        if made.pooling is not None:
-            found = read_pooling(repository.folder)
-            pooling = made.pooling if found is None else found.to_json()  # without files, it was given
+        pooling = made.pooling and (read_pooling(repository.folder) or made.pooling)  # or it was given
         for what, own, now in (
             ("alibi_scaling", made.alibi_scaling, scaling),
             ("pooling", made.pooling, pooling),
         ):
             if own != now:
-                detail = f"made for the {what} {json.dumps(own)}, and the repository has {json.dumps(now)}"
+                own, now = (json.dumps(each, default=str) for each in (own, now))
+                detail = f"made for the {what} {own}, and the repository has {now}"
                 return GraphCheck("graph", False, f"{detail}; {AGAIN}")
         built = build_graph(repository, made).model()
         different = difference(model.graph, built.graph, standalone=made.standalone)

@@ -10,7 +10,6 @@ from converter.errors import SourceError, ValidationError
 from converter.exports.onnx.export import as_json
 from converter.exports.onnx.files import REPORT, STANDALONE, graphs_in
 from converter.exports.onnx.requirements import check_installed, check_recipe
-from converter.interrupts import Interrupted, held
 from converter.progress import byte_bar
 from converter.result import manifest
 from converter.result.converted import ConvertedRepository, code_names, open_converted
@@ -48,7 +47,6 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
         UnsupportedModel: a model that has no graph.
         ValidationError: a graph that this tool did not write, or one too damaged to say so.
         ProviderError: the execution provider is not available.
-        Interrupted: the user stopped it when the report was written.
     """
     check_installed()
     from converter.exports.onnx.comparison import run
@@ -67,16 +65,14 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     except (ValidationError, SourceError):
         (repository.folder / REPORT).unlink(missing_ok=True)  # it is no longer true
         raise
-    with workspace(repository.folder / STANDALONE) as work, held() as waiting:
+    for graph in report.graphs:
+        if not graph.passed:
+            path = graphs[graph.file]
+            path.rename(path.with_name(path.name + FAILED))
+    with workspace(repository.folder / STANDALONE) as work:
         # The old report is replaced, not written to: in the Hub's cache it is a link to a shared file.
         (work / REPORT).write_text(as_json(report.to_json()), encoding="utf-8")
         (work / REPORT).replace(repository.folder / REPORT)
-        for graph in report.graphs:
-            if not graph.passed:
-                path = graphs[graph.file]
-                path.rename(path.with_name(path.name + FAILED))
-    if waiting:
-        raise Interrupted(f"{REPORT} is written")
     return report
 
 

@@ -6,43 +6,33 @@ safetensors file (onnx.proto, ``TensorProto.external_data``).
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from converter.errors import SourceError
-from converter.source.checkpoint import Checkpoint, Tensor
+from converter.result.converted import ConvertedRepository
+from converter.source.checkpoint import Tensor
 
 DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
 """safetensors dtype -> ONNX dtype, for weights that a graph can point to."""
 
 
+@dataclass(frozen=True)
 class Weights:
-    """Finds tensors by the names that the model's code uses.
+    """Finds a repository's tensors by the names that the model's code uses."""
 
-    ``prefix`` is the backbone's, ending in a dot. ``follow_links``: name the files that links lead to, for a
-    graph that copies the weights. ``vocabulary``: rows of the tables, of which a graph may take the first.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        checkpoint: Checkpoint,
-        prefix: str,
-        *,
-        follow_links: bool,
-        vocabulary: int | None = None,
-    ):
-        self.folder = folder
-        self.prefix = prefix
-        self.checkpoint = checkpoint
-        self.follow_links = follow_links
-        self.vocabulary = vocabulary
+    repository: ConvertedRepository
+    follow_links: bool
+    """Name the files that links lead to, for a graph that copies the weights."""
+    vocabulary: int | None = None
+    """Rows of the tables, of which a graph may take the first."""
 
     def find(self, name: str) -> Tensor | None:
         """The stored tensor, with or without the backbone's prefix in its name; None if it is missing."""
-        tensors = self.checkpoint.tensors
-        return tensors.get(self.prefix + name) or tensors.get(name)
+        tensors = self.repository.checkpoint.tensors
+        prefixed, plain = self.repository.family.tensor_names(name)
+        return tensors.get(prefixed) or tensors.get(plain)
 
     def external(self, name: str, shape: tuple[int, ...]) -> ir.ExternalTensor:
         """The tensor as external data, relative to the checkpoint's folder; absolute to follow links.
@@ -66,7 +56,8 @@ class Weights:
                 f"the tensor {tensor.name!r} is {tensor.dtype}; graphs are built over {', '.join(DTYPES)}"
             )
         # With a base folder, onnx-ir reads only files that are not links and have no other hard link.
-        path = (self.folder / tensor.file).resolve()
+        folder = self.repository.folder
+        path = (folder / tensor.file).resolve()
         return ir.ExternalTensor(
             path if self.follow_links else tensor.file,
             tensor.offset,
@@ -74,5 +65,5 @@ class Weights:
             DTYPES[tensor.dtype],
             shape=ir.Shape(shape),
             name=tensor.name,
-            base_dir="" if self.follow_links else self.folder,
+            base_dir="" if self.follow_links else folder,
         )

@@ -43,9 +43,8 @@ class Baichuan(Decoder):
         inner = self.graph.op("Mul", self.activation(gate, "silu"), up)
         residual.add(self.linear(inner, f"{prefix}.mlp.down_proj", width, hidden, bias=False))
 
-    def project(self, logits: Value, head: Value) -> Value:
+    def project(self, logits: Value) -> Value:
         """With Baichuan2's head, divides each token's logits by the length of its row."""
-        del head
         if not self.config.get("norm_head", False):
             return logits
         vocabulary = count(self.config, "vocab_size")

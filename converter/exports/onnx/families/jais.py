@@ -33,7 +33,6 @@ class Jais(Decoder):
         inner = self.graph.op("Mul", up, self.activation(gate, "silu"))
         residual.add(self.conv1d(inner, f"{prefix}.mlp.c_proj", width, hidden))
 
-    def project(self, logits: Value, head: Value) -> Value:
-        del head
+    def project(self, logits: Value) -> Value:
         config = self.config
         return self.factor(logits, config.get("mup_output_alpha", 1.0) * config.get("mup_width_scale", 1.0))

@@ -69,9 +69,8 @@ class Mpt(Decoder):
             key = self.norm(key, f"{prefix}.k_ln", width=kv_width, kind="layer")
         return attend(*self.by_heads(query, key, value))
 
-    def project(self, logits: Value, head: Value) -> Value:
+    def project(self, logits: Value) -> Value:
         """Logits scaled by ``logit_scale``."""
-        del head
         scale = self.config.get("logit_scale")
         if scale is None:
             return logits

@@ -47,7 +47,7 @@ from transformers import AttentionInterface
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.tasks import make_task
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
+from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, short_names
 from converter.scaling.slopes import NATS, stock_slopes
 
 RESULTS = EXAMPLES / "evidence" / "large.json"
@@ -64,7 +64,7 @@ RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
 BY_PARTS = Dynamic("by-parts", "position", 1.0, TRAINED_LENGTH, RAMP)
 NTK = Dynamic("ntk", "position", 1.0, TRAINED_LENGTH)
 STATIC_BY_PARTS, STATIC_NTK, LINEAR = Static("by-parts", 4.0, RAMP), Static("ntk", 4.0), Static("linear", 4.0)
-TEMPERED = {each: replace(BY_PARTS, temperature=each) for each in (0.2, 0.4)}
+TEMPERED = {each: replace(BY_PARTS, temperature=each) for each in (0.1, 0.2, 0.4)}
 SCALINGS: tuple[Scaling, ...] = (
     UNSCALED,
     BY_PARTS,
@@ -74,8 +74,10 @@ SCALINGS: tuple[Scaling, ...] = (
     TEMPERED[0.4],
     STATIC_NTK,
     LINEAR,
+    TEMPERED[0.1],
 )
 """In the order in which they are measured: what a stop should leave comes first."""
+SHORT = short_names(map(str, SCALINGS))
 PAIRS: tuple[tuple[Scaling, Scaling], ...] = (
     *((BY_PARTS, UNSCALED), (BY_PARTS, NTK), (STATIC_BY_PARTS, STATIC_NTK)),
     *((tempered, BY_PARTS) for tempered in TEMPERED.values()),
@@ -342,7 +344,7 @@ def rows(results: Results) -> Iterator[list[str]]:
             (found.get((name, metric, length)), found[NONE, metric, length]) for metric, length in COLUMNS
         ]
         if any(each for each, _ in cells):
-            yield [name, *(cell(each, unscaled) if each else "" for each, unscaled in cells)]
+            yield [SHORT[name], *(cell(each, unscaled) if each else "" for each, unscaled in cells)]
 
 
 def table(results: Results) -> str:
@@ -358,7 +360,7 @@ def pairs(results: Results) -> str:
         both = [[found.get((str(each), *column)) for each in pair] for column in BEYOND]
         cells = [compared(one.metric, [one.scores], [two.scores]) for one, two in both if one and two]
         if cells:
-            lines.append(["{}, against {}".format(*pair), *cells])
+            lines.append(["{}, against {}".format(*(SHORT[str(each)] for each in pair)), *cells])
     return markdown(["compared", *_titles(BEYOND)], lines)
 
 
@@ -382,7 +384,7 @@ def caps(results: Results) -> str:
     found = _by_cell(results)
     lines = [
         [
-            name,
+            SHORT[name],
             *(
                 compared(metric, [scores[metric]], [found[name, metric, LENGTHS[-1]].scores])
                 for metric in NAMES

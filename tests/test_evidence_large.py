@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -140,3 +141,21 @@ def test_records_stand_among_text_and_only_answers_and_text_are_targets() -> Non
         assert np.array_equal(np.diff(of_text), np.ones(len(of_text) - 1))
         assert len(of_text) in (512, 512 - 3 * 32)
     assert answers.any(axis=1).tolist() == [True, False] * 2
+
+
+def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stored numbers of the training are rounded, and its own are not."""
+    stored = tmp_path / "large.json"
+    stored.write_bytes(evidence_large.RESULTS.read_bytes())
+    [about] = evidence_large.read().models.values()
+    training = about["training"] | {"seconds": about["training"]["seconds"] + 1e-6}
+    (tmp_path / "training.json").write_text(json.dumps(training))
+    monkeypatch.setattr(evidence_large, "RESULTS", stored)
+    monkeypatch.setattr(evidence_large, "Material", lambda _: None)
+    monkeypatch.setattr(evidence_large, "evaluate", pytest.fail)
+    before = stored.read_bytes()
+    evidence_large.measure(tmp_path)
+    assert stored.read_bytes() == before
+    (tmp_path / "training.json").write_text(json.dumps(training | {"steps": 1}))
+    with pytest.raises(AttributeError):  # there is no material
+        evidence_large.measure(tmp_path)

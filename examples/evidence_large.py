@@ -14,7 +14,6 @@ import csv
 import io
 import itertools
 import json
-import math
 import re
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from typing import Any
 import lines_task
 import numpy as np
 import torch
-import torch.nn.functional as F
 from evidence_design import EXAMPLES, NONE
 from evidence_measure import MODELS_FOLDER, against_none, to_text
 from evidence_tables import cell, compared, markdown
@@ -42,13 +40,12 @@ from train_large import (
     network,
     spread,
 )
-from transformers import AttentionInterface
 
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.tasks import make_task
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, short_names
-from converter.scaling.slopes import NATS, stock_slopes
+from converter.scaling.slopes import stock_slopes
 
 RESULTS = EXAMPLES / "evidence" / "large.json"
 DOCUMENT = EXAMPLES / "evidence" / "README.md"
@@ -82,8 +79,6 @@ PAIRS: tuple[tuple[Scaling, Scaling], ...] = (
 """Two scalings to compare on the same prompts and windows."""
 FIRST_QUERY = 256
 """The attention of queries from this place on is averaged: before it, the first token is near."""
-SINK = 0.5
-"""A head with more of its attention on the first token is a sink, as in arXiv 2603.09616."""
 
 
 def prompt(rng: np.random.Generator, tokenizer: Tokenizer, text: str, length: int) -> dict[str, Any]:
@@ -205,11 +200,9 @@ def measure(folder: Path) -> None:
         )
         RESULTS.write_text(to_text(found), encoding="utf-8")
         print(scaling, round(new.seconds), "s", flush=True)
-    for name, make in (("first token", first_tokens), ("capped", caps_at_longest)):
-        if name not in found.settings:
-            found = replace(found, settings={**found.settings, name: make(material)})
-            RESULTS.write_text(to_text(found), encoding="utf-8")
-            print(name, flush=True)
+    if "first token" not in found.settings:
+        found = replace(found, settings={**found.settings, "first token": first_tokens(material)})
+        RESULTS.write_text(to_text(found), encoding="utf-8")
 
 
 def read() -> Results:
@@ -255,61 +248,6 @@ def first_tokens(material: Material, count: int = 4) -> dict[str, Any]:
                 str(length): np.mean([first_token(model, each[:, :length]) for each in windows], 0).tolist()
                 for length in PROMPTS
             }
-    return found
-
-
-def cap(scaling: Scaling, tokens: int) -> torch.Tensor:
-    """What to add to the scores, float32 of shape [heads, tokens, tokens], for a capped distance.
-
-    The distance to the first token is at most the trained length, as with LM-Infinite (arXiv 2308.16137), in
-    the heads that by-parts scales. Keys to come get minus infinity.
-    """
-    mask = torch.full((HEADS, tokens, tokens), -math.inf).triu(1)
-    slopes = torch.tensor([scaling.slopes(STOCK, place + 1) for place in range(tokens)]).T
-    changed = torch.tensor(BY_PARTS.slopes(STOCK, 2 * TRAINED_LENGTH)) != torch.tensor(STOCK)
-    mask[changed, :, 0] = slopes[changed] * (torch.arange(tokens) - TRAINED_LENGTH).clamp(min=0)
-    return mask
-
-
-@contextmanager
-def capped(folder: Path, scaling: Scaling, tokens: int) -> Iterator[Any]:
-    """The trained network with a scaling and a capped distance, for at most so many tokens."""
-    mask = cap(scaling, tokens)
-
-    def attention(
-        _module: object,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *_: object,
-        **options: Any,
-    ) -> tuple[torch.Tensor, None]:
-        own = mask[:, : query.shape[2], : query.shape[2]]
-        found = F.scaled_dot_product_attention(query, key, value, own, scale=options["scaling"])
-        return found.transpose(1, 2), None
-
-    AttentionInterface.register("capped", attention)
-    with trained(folder, scaling, "capped") as model:
-        yield model
-
-
-@torch.no_grad()
-def caps_at_longest(material: Material) -> dict[str, Any]:
-    """What a capped distance to the first token does at the longest length: scores by scaling and metric."""
-    tokenizer, length = material.tokenizer, LENGTHS[-1]
-    prompts = [json.loads(row) for row in material.prompts(length).read_text(encoding="utf-8").splitlines()]
-    found = {}
-    for scaling in (UNSCALED, BY_PARTS):
-        losses, right = [], []
-        with capped(material.folder, scaling, length) as model:
-            for window in material.window_ids():
-                logits = model(window[None], use_cache=False).logits[0, :-1]
-                losses.append(round(F.cross_entropy(logits, window[1:]).item(), 6))
-            for row in prompts:
-                ids = torch.tensor([tokenizer.encode(row["prompt"]).ids])
-                answer = int(model(ids, use_cache=False, logits_to_keep=1).logits[0, -1].argmax())
-                right.append(float(tokenizer.id_to_token(answer) == row["answer"]))
-        found[str(scaling)] = {"accuracy": right, PERPLEXITY: losses}
     return found
 
 
@@ -363,37 +301,15 @@ def pairs(results: Results) -> str:
 
 
 def sinks(results: Results) -> str:
-    """By head, the mean attention on the first token over the layers, and in how many it is a sink."""
-    masses = results.settings["first token"]
-    by_column = [np.array(layers) for lengths in masses.values() for layers in lengths.values()]
+    """The most attention that a head of any layer gives the first token."""
     lines = [
-        [
-            f"{head + 1}, sees {NATS / STOCK[head]:.0f} tokens",
-            *(f"{100 * each[:, head].mean():.0f} % ({(each[:, head] > SINK).sum()})" for each in by_column),
-        ]
-        for head in range(HEADS)
+        [SHORT[name], *(f"{100 * max(map(max, layers)):.2f} %" for layers in lengths.values())]
+        for name, lengths in results.settings["first token"].items()
     ]
-    columns = [f"{name}, {length // TRAINED_LENGTH}x" for name in ("none", "by-parts") for length in PROMPTS]
-    return markdown(["head", *columns], lines)
+    return markdown(["scaling", *(f"{length // TRAINED_LENGTH}x" for length in PROMPTS)], lines)
 
 
-def caps(results: Results) -> str:
-    """What a capped distance to the first token changes at the longest length."""
-    found = _by_cell(results)
-    lines = [
-        [
-            SHORT[name],
-            *(
-                compared(metric, [scores[metric]], [found[name, metric, LENGTHS[-1]].scores])
-                for metric in NAMES
-            ),
-        ]
-        for name, scores in results.settings["capped"].items()
-    ]
-    return markdown(["scaling", *NAMES.values()], lines)
-
-
-TABLES: dict[str, Callable[[Results], str]] = {"results": table, "pairs": pairs, "sinks": sinks, "caps": caps}
+TABLES: dict[str, Callable[[Results], str]] = {"results": table, "pairs": pairs, "sinks": sinks}
 BLOCK = re.compile(
     r"(?P<start><!-- large (?P<name>[a-z]+): [^\n]*-->\n).*?(?P<end><!-- end of large -->)", re.DOTALL
 )

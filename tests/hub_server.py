@@ -260,7 +260,8 @@ class HubServer:
             account = self.accounts[request.token]
             orgs = [{"name": name} for name in account.organisations]
             auth = {"accessToken": {"role": account.role}}
-            return as_json({"name": account.name, "orgs": orgs, "auth": auth})
+            shown = {"fullname": account.name, "avatarUrl": f"{self.endpoint}/avatar.png"}  # by Gradio
+            return as_json({"type": "user", "name": account.name, "orgs": orgs, "auth": auth, **shown})
         if found := request.match("refs"):
             return as_json(_refs(self._allowed(found["id"], request)))
         if found := request.match("tree"):

@@ -46,7 +46,11 @@ class VerificationError(ConverterError):
 
 
 class NoGain(ConverterError):
-    """Fitted slopes are not better than the stock ones on what was kept back."""
+    """Fitted slopes are not better on what was kept back; ``verdict`` is "does not help" or "cannot tell"."""
+
+    def __init__(self, message: str, verdict: str) -> None:
+        super().__init__(message)
+        self.verdict = verdict
 
 
 class ValidationError(ConverterError):

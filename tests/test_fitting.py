@@ -315,6 +315,7 @@ def test_the_command_line_and_python_and_the_seed_that_decides(
     assert result.code == 0, result.err
     assert "fitting 8 numbers to" in result.err
     assert "for the weights" in result.err
+    assert result.json["verdict"] == "helps"
     found = result.json["fit"]
     assert [verdict["length"] for verdict in found["fitted"]["judged"]] == [TARGET, TRAIN_LENGTH]
     assert len(found["exponents"]) == len(found["temperatures"]) == 1
@@ -453,14 +454,16 @@ def test_what_is_written() -> None:
     for found in ([better, worse], [equal], [worse]):  # harm outweighs gain
         with pytest.raises(
             NoGain, match=r"no fitted slopes are better .* so nothing was written \(9 steps\)"
-        ):
+        ) as caught:
             check_gain(found, "9 steps")
+        assert caught.value.verdict == "does not help"
     few = kept([-1.2] * 5 + [0.001] * 10)
     message = (
         f"cannot tell .* {few.needed} windows would most likely show it, give about {3 * few.needed}: one in"
     )
-    with pytest.raises(NoGain, match=message):
+    with pytest.raises(NoGain, match=message) as caught:
         check_gain([few, equal], "9 steps")
+    assert caught.value.verdict == "cannot tell"
     at_most = r"cannot tell .* would most likely show it, but at most \d+ judge: give"
     with pytest.raises(NoGain, match=at_most):
         check_gain([replace(few, needed=10**6)], "9 steps")
@@ -497,15 +500,19 @@ def test_a_trained_model_finds_more(tmp_path: Path) -> None:
     assert fitted.value > stock.value
 
 
-def test_an_encoder_is_fitted_to_masked_tokens(written: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_encoder_is_fitted_to_masked_tokens(
+    written: tuple[Path, Path], run: RunCli, tmp_path: Path
+) -> None:
     source = tiny.ENCODERS["mosaic_bert"](tmp_path / "source", 4)
     options = {**OPTIONS, "steps": 1}
     with pytest.raises(UsageError, match="has no token that masks others"):
         fit(source, TARGET, text=[written[1]], **options)
     edit_json(source / "tokenizer_config.json", {"mask_token": "w5"})
     # Its random weights predict nothing, so the fit comes to its end without a gain.
-    with pytest.raises(NoGain, match="text at 24 tokens"):
-        fit(source, TARGET, text=[written[1]], **options)
+    result = run(*command(source, written[1]), "--steps", 1, "--out", tmp_path / "out", "--json")
+    assert (result.code, result.json["verdict"]) == (1, "does not help")
+    assert "text at 24 tokens" in result.err
+    assert not (tmp_path / "out").exists()
     with pytest.raises(UsageError, match="is an encoder and gives no answers"):
         fit(source, TARGET, prompts=[make_task("passkey")], **options)
     with pytest.raises(UsageError, match="takes tasks whose answers are text"):

@@ -34,7 +34,7 @@ from converter.cli.options import (
     train_length_option,
     trial_options,
 )
-from converter.errors import UsageError
+from converter.errors import NoGain, UsageError
 from converter.evaluation import tasks
 from converter.evaluation.results import PERPLEXITY, RESULTS, Results
 from converter.evaluation.tasks import AnyTask, TaskType, make_task
@@ -264,16 +264,21 @@ def fit(model: str, out: Path, overwrite: bool, **arguments: Any) -> None:
     source = {name: arguments[name] for name in SourceOptions.__annotations__}
     convert(model, out, method="none", overwrite=overwrite, dry_run=True, **source)  # before the long work
     file = arguments.pop("prompts")
-    found = run(
-        model,
-        prompts=[] if file is None else [make_task("prompts", file)],
-        progress=progress(),
-        say=say,
-        **arguments,
-    )
+    try:
+        found = run(
+            model,
+            prompts=[] if file is None else [make_task("prompts", file)],
+            progress=progress(),
+            say=say,
+            **arguments,
+        )
+    except NoGain as error:
+        show({"verdict": error.verdict})
+        raise
     say(report.fitted(found))
     result = convert(model, out, slopes=found.slopes, overwrite=overwrite, progress=progress(), **source)
-    show({"fit": found.to_json(), "conversion": result.to_json()}, str(result.path))
+    content = {"verdict": "helps", "fit": found.to_json(), "conversion": result.to_json()}
+    show(content, str(result.path))
     say(report.summary(result, verbose=given("verbose")))
 
 

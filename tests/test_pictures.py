@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import math
+import runpy
 import subprocess
 import sys
 import warnings
@@ -69,15 +69,6 @@ def series(axes: Axes) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def levels(axes: Axes) -> list[float]:
-    """The y values of horizontal lines across the whole picture."""
-    return [
-        float(np.asarray(line.get_ydata())[0])
-        for line in axes.get_lines()
-        if str(line.get_label()).startswith("_")
-    ]
-
-
 def legend_texts(figure: Figure) -> list[str]:
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
@@ -97,14 +88,14 @@ def test_slopes_and_spans_of_every_head(heads: int) -> None:
     for label, values in expected.items():
         np.testing.assert_allclose(found[label], values, rtol=1e-12)
         np.testing.assert_allclose(reach[label], 3 / values, rtol=1e-12)
-    assert levels(spans.axes[0]) == [2048, 4 * 2048]
+    across = [line for line in spans.axes[0].get_lines() if str(line.get_label()).startswith("_")]
+    assert [line.get_ydata()[0] for line in across] == [2048, 4 * 2048]
     low, high = slopes.axes[0].get_ylim()
     assert low < min(map(np.min, expected.values()))
     assert high > max(map(np.max, expected.values()))
     falcon = model(heads, bias_scale=64**-0.5)  # it divides the bias by 8
-    np.testing.assert_allclose(
-        series(draw_span(falcon, nats=5.0).axes[0])["stock"], 5 * 8 / stock, rtol=1e-12
-    )
+    reach = series(draw_span(falcon, nats=5.0).axes[0])
+    np.testing.assert_allclose(reach["stock"], 5 * 8 / stock, rtol=1e-12)
     assert "0.125" in draw_slopes(falcon).axes[0].get_ylabel()
 
 
@@ -131,13 +122,9 @@ def test_no_more_lines_than_can_be_told_apart() -> None:
     figure = draw_slopes(model(8, *(Static("ntk", float(factor)) for factor in factors)))
     assert list(series(figure.axes[0])) == ["stock", *(f"ntk, factor {n}" for n in range(2, 1 + MOST_LINES))]
     assert "The first 8 of 11 lines" in figure.legends[0].get_title().get_text()
-    values = [0.9 - 0.01 * factor for factor in factors]
+    scaled = [(f"ntk, factor {factor}", 0.9 - 0.01 * factor) for factor in factors]
     results = [
-        measurement(length=512, value=0.1),
-        *(
-            measurement(length=512, scaling=f"ntk, factor {n}", value=v)
-            for n, v in zip(factors, values, strict=True)
-        ),
+        *(measurement(length=512, scaling=name, value=value) for name, value in [("none", 0.1), *scaled]),
         measurement(scaling="linear, factor 2", value=1.0),
     ]
     figure = draw_curves(Results(results, {}), "m", "lines")
@@ -233,6 +220,10 @@ def measurement(**changes: Any) -> Measurement:
     )
 
 
+def perplexity(value: float = 20.0, **changes: Any) -> Measurement:
+    return measurement(metric="perplexity", task="perplexity", value=value, depths=(), **changes)
+
+
 def bars(axes: Axes) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]:
     """Label -> x values, y values, and the ends of the error bars [points, 2]."""
     found = {}
@@ -250,7 +241,7 @@ def test_scores_by_length_and_place_of_the_answer() -> None:
             measurement(),
             measurement(length=1024, value=0.25, low=0.125, high=0.5),
             measurement(
-                length=512, scaling="ntk, factor 4", value=1.0, low=0.75, high=1.0, scores=(1.0, 1.0)
+                length=512, scaling="ntk, factor 4", value=1.0, low=0.75, high=1.0, scores=(1.0,) * 2
             ),
             measurement(model="other", value=0.0, low=0.0, high=0.0),
             measurement(task="passkey", value=0.0, low=0.0, high=0.0),
@@ -268,12 +259,9 @@ def test_scores_by_length_and_place_of_the_answer() -> None:
     np.testing.assert_allclose(found["ntk, factor 4"][1], [100])
     assert sorted(legend_texts(figure)) == ["none", "ntk, factor 4", "trained length (256)"]
     assert "512 to 1024" in by_place.get_title(loc="left")  # beyond the trained length
-    lines = [container.lines[0] for container in by_place.containers]  # type: ignore[attr-defined]
-    np.testing.assert_allclose(
-        np.asarray(lines[0].get_ydata(), float), [100, 0]
-    )  # in the first and in the last fifth
-    np.testing.assert_allclose(np.asarray(lines[0].get_xdata(), float), [0.5 - APART / 2, 4.5 - APART / 2])
-    np.testing.assert_allclose(np.asarray(lines[1].get_ydata(), float), [100, 100])
+    (places, first, _), (_, second, _) = bars(by_place).values()
+    np.testing.assert_allclose(places, [0.5 - APART / 2, 4.5 - APART / 2])  # in the first and the last fifth
+    np.testing.assert_allclose([first, second], [[100, 0], [100, 100]])
 
 
 def test_models_are_drawn_together(tmp_path: Path) -> None:
@@ -306,17 +294,8 @@ def test_perplexity_by_length_and_position() -> None:
     positions = (Bucket(0, 2, 3.0), Bucket(2, 8, 1.0), Bucket(8, 16, 800.0))
     results = Results(
         [
-            measurement(metric="perplexity", task="perplexity", value=20.0, low=18.0, high=25.0, depths=()),
-            measurement(
-                metric="perplexity",
-                task="perplexity",
-                length=512,
-                value=math.inf,
-                low=-math.inf,
-                high=math.inf,
-                depths=(),
-                positions=positions,
-            ),
+            perplexity(low=18.0, high=25.0),
+            perplexity(math.inf, length=512, low=-math.inf, high=math.inf, positions=positions),
         ],
         {"m": {"train_length": None}},
     )
@@ -332,19 +311,11 @@ def test_perplexity_by_length_and_position() -> None:
 
 
 PARTS = (Bucket(0, 8, 3.0), Bucket(8, 16, 1.0))
-WINDOWS = measurement(
-    metric="perplexity",
-    task="perplexity",
-    value=20.0,
-    scores=(3.0, 2.0, 2.5, 3.5),
-    depths=(),
-    positions=PARTS,
-)
+WINDOWS = perplexity(scores=(3.0, 2.0, 2.5, 3.5), positions=PARTS)
 """Four windows without scaling."""
-SCALED = replace(
-    WINDOWS,
+SCALED = perplexity(
+    21.0,
     scaling="ntk, factor 4",
-    value=21.0,
     scores=(3.1, 2.2, 2.6, 3.6),
     positions=(Bucket(0, 8, 3.5), Bucket(8, 16, 1.0)),
 )
@@ -505,55 +476,58 @@ def test_what_is_read_of_a_model(tmp_path: Path, family: str, decoder: bool, sca
     assert drawn.bias_scale == pytest.approx(scale)
 
 
-def test_plot_a_model(run: RunCli, pristine: Pristine, tmp_path: Path) -> None:
-    source, out = pristine("falcon", num_heads=6), tmp_path / "pictures"
+@pytest.mark.parametrize(
+    ("name", "own", "words", "drawn"),
+    [
+        ("bloom", None, "", ["slopes.png", "span.png"]),
+        ("bloom", 4, "", ["slopes.png", "span.png", "bias-ntk-factor-4.png"]),  # its own scaling
+        (
+            "falcon",
+            None,
+            "--methods none,by-parts --dynamic position --train-length 64 --heads 0,3 --format svg",
+            ["slopes.svg", "span.svg", "bias-by-parts-by-position.svg"],
+        ),
+        (
+            "bloom",
+            None,
+            "--methods none,by-parts --scales 2 --ramp 0.125 0.5 --ramp 0.25 0.5 --temperatures 0.2 "
+            "--train-length 64",
+            [
+                *("slopes.png", "span.png"),
+                *(f"bias-by-parts-factor-2-ramp-{low}-to-32-tokens.png" for low in (8, 16)),
+            ],
+        ),
+        (
+            "bloom",
+            None,
+            "--dynamic position --rates 2 --train-length 64",
+            ["slopes.png", "span.png", "bias-ntk-by-position-rate-2.png"],
+        ),
+        ("llama", None, "--scales 2", ["wavelengths.png"]),
+    ],
+)
+def test_plot_a_model(
+    run: RunCli, pristine: Pristine, tmp_path: Path, name: str, own: int | None, words: str, drawn: list[str]
+) -> None:
+    source, out = pristine(name), tmp_path / "pictures"
+    if own:
+        source = convert(source, tmp_path / "scaled", scale=own, verify=False).path
     before = fingerprint(source)
     out.mkdir()
     (out / "mine.txt").touch()
-    options = ["--methods", "none,by-parts", "--dynamic", "position", "--train-length", "64", "--overwrite"]
-    done = run("plot", source, *options, "--heads", "0,5", "--format", "svg", "--out", out)
+    done = run("plot", source, *words.split(), "--overwrite", "--out", out)
     assert (done.code, done.err) == (0, "")
-    names = [f"{name}.svg" for name in ("slopes", "span", "bias-by-parts-by-position")]
-    assert done.out.splitlines() == [str(out / name) for name in names]
-    assert sorted(path.name for path in out.iterdir()) == sorted([*names, "mine.txt"])
-    for name in names:
-        assert ElementTree.fromstring((out / name).read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
+    assert done.out.splitlines() == [str(out / each) for each in drawn]
+    assert sorted(path.name for path in out.iterdir()) == sorted([*drawn, "mine.txt"])
+    for path in (out / each for each in drawn):
+        if path.suffix == ".svg":
+            assert ElementTree.fromstring(path.read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
+        else:
+            picture = Image.open(path)
+            picture.load()
+            assert picture.format == "PNG"
+            assert picture.width > 500
     assert fingerprint(source) == before
-
-
-def test_plot_takes_what_evaluate_takes(pristine: Pristine, tmp_path: Path) -> None:
-    ramps = [(0.125, 0.5), (0.25, 0.5)]
-    more: dict[str, Any] = {"ramps": ramps, "temperatures": [0.2], "train_length": 64}
-    paths = plot(pristine("bloom"), tmp_path / "out", methods=["none", "by-parts"], scales=[2], **more)
-    names = [f"bias-by-parts-factor-2-ramp-{low}-to-32-tokens" for low in (8, 16)]
-    assert [path.name for path in paths] == [f"{name}.png" for name in ("slopes", "span", *names)]
-    default = plot(pristine("bloom"), tmp_path / "more", dynamic=["position"], rates=[2], train_length=64)
-    assert [path.name for path in default][2:] == ["bias-ntk-by-position-rate-2.png"]
-    with pytest.raises(UsageError, match="`rates` belongs to `dynamic`"):
-        plot(pristine("bloom"), tmp_path / "no", rates=[2])
-
-
-def test_plot_a_converted_repository_shows_its_own_scaling(
-    pristine: Pristine, run: RunCli, tmp_path: Path
-) -> None:
-    convert(pristine("bloom"), tmp_path / "scaled", scale=4, verify=False)
-    done = run("plot", tmp_path / "scaled", "--out", tmp_path / "out")
-    assert (done.code, done.err) == (0, "")
-    names = ["slopes.png", "span.png", "bias-ntk-factor-4.png"]
-    assert done.out.splitlines() == [str(tmp_path / "out" / name) for name in names]
-    for name in names:
-        picture = Image.open(tmp_path / "out" / name)
-        picture.load()
-        assert picture.format == "PNG"
-        assert picture.width > 500
-    unscaled = plot(pristine("bloom"), tmp_path / "stock")
-    assert [path.name for path in unscaled] == ["slopes.png", "span.png"]
-
-
-def test_plot_a_rotary_model(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
-    source = pristine("llama")
-    done = run("plot", source, "--scales", "2", "--out", tmp_path / "out")
-    assert (done.code, done.out) == (0, f"{tmp_path / 'out' / 'wavelengths.png'}\n")
 
 
 def test_plot_results(run: RunCli, refused: Refused, tmp_path: Path) -> None:
@@ -566,23 +540,12 @@ def test_plot_results(run: RunCli, refused: Refused, tmp_path: Path) -> None:
     assert f"give {file}" in refused("plot", tmp_path, "--out", tmp_path / "new", code=2)
 
 
-def test_the_documentations_pictures_are_what_their_script_draws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    shipped = script.IMAGES
-    monkeypatch.setattr(script, "IMAGES", tmp_path)
-    script.main()
-    drawn = sorted(path.name for path in tmp_path.iterdir())
-    assert len(drawn) == len(script.FIGURES)
-    for name in drawn:
-        assert (shipped / name).stat().st_size <= 120_000
-        pictures = [
-            np.asarray(Image.open(folder / name).convert("RGB"), float) for folder in (tmp_path, shipped)
-        ]
+def test_the_documentations_pictures_are_what_their_script_draws() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    for name, figure in script["FIGURES"].items():
+        shipped = script["IMAGES"] / f"{name}.png"
+        assert shipped.stat().st_size <= 120_000
+        files = (shipped, io.BytesIO(render(figure)))
+        pictures = [np.asarray(Image.open(file).convert("RGB"), float) for file in files]
         # Other versions of matplotlib draw fonts a little differently.
         assert np.abs(pictures[0] - pictures[1]).mean() < 1

@@ -15,8 +15,6 @@ import lines_task
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.special import log_softmax
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -101,28 +99,6 @@ def test_gradients_are_the_slopes_of_the_reference_s_loss(name: str, tmp_path: P
             down[layer][head] -= step
             expected = (at(**{key: up}) - at(**{key: down})) / (2 * step)
             assert float(found[layer, head]) == pytest.approx(expected, abs=2e-3 * largest)
-
-
-@given(
-    st.floats(1.01, 16.0),
-    st.lists(st.lists(st.floats(-1.0, 4.0), min_size=3, max_size=3), min_size=1, max_size=3),
-    st.booleans(),
-)
-def test_slopes_with_gradients_are_those_of_the_template(
-    factor: float, rows: list[list[float]], static: bool
-) -> None:
-    from templates.ntk_alibi import Alibi
-
-    rows[0][0] = 1.0
-    strength = {"factor": factor} if static else {"train_seq_len": 7, "dynamic": "position", "rate": factor}
-    temperatures = [[t / 4 for t in row] for row in rows]
-    value = {"type": "fitted", **strength, "exponents": rows, "temperatures": temperatures}
-    form, stock, positions = read_scaling(value), (0.5, 0.1, 0.02), torch.arange(30)[None]
-    assert isinstance(form, Static | Dynamic)
-    found, code = TrainableAlibi(stock, form, torch.device("cpu")), Alibi(stock, value, len(rows))
-    for name in ("at", "query_factors"):
-        both = (getattr(alibi, name)(positions) for alibi in (found, code))
-        torch.testing.assert_close(*both, rtol=1e-5, atol=0)
 
 
 # --- what is learned from
@@ -335,11 +311,7 @@ def test_the_command_line_and_python_and_the_seed_that_decides(
 
 @pytest.mark.parametrize("looks", [4, 0])
 def test_ctrl_c_writes_the_best_so_far_or_nothing(
-    looks: int,
-    written: tuple[Path, Path],
-    run: RunCli,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    looks: int, written: tuple[Path, Path], run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pressed while the descent looks for the fourth time, at step 6; or in its first step."""
     name = "row_losses" if looks else "losses"

@@ -28,17 +28,13 @@ from evidence_design import (
     EXAMPLES,
     KINDS,
     LENGTHS,
-    LOW_RAMP,
     MODELS,
     NONE,
     NTK,
     SCALE,
-    SMALL_SCALE,
     STATIC_BY_PARTS,
     TEMPERED,
     Model,
-    by_parts,
-    dynamic,
 )
 from evidence_measure import Study, replaced
 from hypothesis import given
@@ -71,7 +67,9 @@ def results(stored: dict[str, Results]) -> Results:
 @pytest.mark.parametrize("path", evidence.DOCUMENTS, ids=lambda path: path.parent.name)
 def test_the_tables_are_what_the_results_give(path: Path, stored: dict[str, Results]) -> None:
     document = path.read_text(encoding="utf-8")
-    made = evidence_tables.with_tables(document, stored)
+    emptied = evidence_tables.BLOCK.sub(r"\g<start>old\n\g<end>", document)
+    assert emptied != document
+    made = evidence_tables.with_tables(emptied, stored)
     assert made == document, "python examples/evidence.py --tables"
 
 
@@ -134,15 +132,6 @@ def test_every_table_but_the_summary_is_in_the_evidence() -> None:
     assert {*named, "summary", "tiny-bloom"} == evidence_tables.TABLES.keys()
 
 
-def test_a_table_is_put_between_its_markers() -> None:
-    start, end = "a\n<!-- evidence x: by -->\n", "<!-- end of evidence -->\nb\n"
-    table = evidence_tables.markdown(["s", "1x"], [["none", "97.0"]])
-    made = evidence_tables.BLOCK.sub(
-        lambda block: block["start"] + table + block["end"], start + "old\n" + end
-    )
-    assert made == start + "| s | 1x |\n| --- | --- |\n| none | 97.0 |\n" + end
-
-
 def measurement(
     model: str, scaling: str, length: int, *scores: float, metric: str = "accuracy"
 ) -> Measurement:
@@ -156,12 +145,8 @@ def test_rows_of_one_model_never_come_from_two_trainings() -> None:
     earlier = results("earlier", *(measurement(name, NTK, 256, 1.0) for name in "abc"))
     new = results("new", measurement("b", NONE, 256, 0.0), measurement("d", NONE, 256, 0.0))
     found = replaced(earlier, new, "abcd")
-    assert [(each.model, each.scaling) for each in found.measurements] == [
-        ("a", NTK),
-        ("b", NONE),
-        ("c", NTK),
-        ("d", NONE),
-    ]
+    shown = [(each.model, each.scaling) for each in found.measurements]
+    assert shown == [("a", NTK), ("b", NONE), ("c", NTK), ("d", NONE)]
     assert [about["from"] for about in found.models.values()] == ["earlier", "new", "earlier", "new"]
     assert found.settings == {"earlier": 1, "new": 1}
 
@@ -217,16 +202,6 @@ def test_the_rows_of_each_model_and_their_spread() -> None:
     assert spread[2:] == [
         "| by-parts by position | 1 | 0 | 0 | 0 | 0 |",
         f"| {NONE} | 2 | 50 to 100 | 50 to 100 | 50 to 100 | 50 to 100 |",
-    ]
-
-
-def test_tables_shorten_names_but_tell_a_ramp_that_is_not_the_default() -> None:
-    names = (NONE, NTK, dynamic("length", 1), by_parts(LOW_RAMP))
-    assert [evidence_tables.short(names)[name] for name in names] == [
-        "none",
-        "ntk, factor 4",
-        "ntk by length",
-        "by-parts by position, ramp 16 to 64 tokens",
     ]
 
 
@@ -304,19 +279,10 @@ def test_transformers_own_model_gives_the_same_answers(
         with torch.no_grad():
             logits = model(**tokenizer(row["prompt"], return_tensors="pt"), use_cache=False).logits
         scores.append(float(tokenizer.decode([int(logits[0, -1].argmax())]) == row["answer"]))
-    [kept] = [
-        each
-        for each in results.measurements
-        if (each.model, each.scaling, each.length) == ("lines-8-0", scaling, length)
-    ]
+    wanted = ("lines-8-0", scaling, length)
+    [kept] = [each for each in results.measurements if (each.model, each.scaling, each.length) == wanted]
     # Another processor rounds differently, which may turn one close answer.
     assert sum(a != b for a, b in zip(scores, kept.scores[:count], strict=True)) <= 1
-
-
-def test_the_small_ntk_reaches_as_far_as_the_published_form() -> None:
-    # Slopes of 12 heads: 2^-1 to 2^-8, then 2^-0.5 to 2^-3.5. The published form divides the eighth,
-    # which is the flattest, by a^(7 / 11).
-    assert SMALL_SCALE == round(4.0 ** (7 / 11), 2) == 2.42
 
 
 # --- prompts and text
@@ -354,14 +320,10 @@ def test_a_token_is_a_byte(text: str) -> None:
 
 def test_the_corpus_is_the_librarys_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"module_{number:02}.py" for number in range(60)]
-    for name in (
-        "site-packages/other.py",
-        "json/tests/test_json.py",
-        "encodings/cp1.py",
-        "_sysconfigdata_x.py",
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("left out")
+    for name in ("site-packages/other", "json/tests/test_json", "encodings/cp1", "_sysconfigdata_x"):
+        file = tmp_path / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("left out")
     for name in names:
         (tmp_path / name).write_text(f"# {name}\n" * 300)
     monkeypatch.setattr(text_task.sysconfig, "get_path", {"stdlib": str(tmp_path)}.get)
@@ -394,16 +356,12 @@ def test_a_piece_of_text_is_followed_by_its_targets() -> None:
 def test_the_same_seed_gives_a_model_that_loads(
     task: Any, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "LINES_TOKENS_PER_STEP", 512)
-    monkeypatch.setattr(train, "TEXT_SEQUENCES_PER_STEP", 2)
-    monkeypatch.setattr(train, "TEXT_STEPS", 1)
-    monkeypatch.setattr(train, "TEXT_DECAY_STEPS", 1)
-    monkeypatch.setattr(train, "DECAY_STEPS", 1)
-    monkeypatch.setattr(train, "FIRST_STAGE", (85, 704))
-    monkeypatch.setattr(train, "PASS_ACCURACY", 0.0)
-    monkeypatch.setattr(
-        text_task, "read_corpus", lambda: text_task.Corpus("import this\n" * 100, "held out\n")
-    )
+    small = {"LINES_TOKENS_PER_STEP": 512, "TEXT_SEQUENCES_PER_STEP": 2, "FIRST_STAGE": (85, 704)}
+    small |= {"TEXT_STEPS": 1, "TEXT_DECAY_STEPS": 1, "DECAY_STEPS": 1, "PASS_ACCURACY": 0.0}
+    for name, value in small.items():
+        monkeypatch.setattr(train, name, value)
+    corpus = text_task.Corpus("import this\n" * 100, "held out\n")
+    monkeypatch.setattr(text_task, "read_corpus", lambda: corpus)
     for name in ("one", "two"):
         train.save(*train.train(task, heads, seed=7), tmp_path / name)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))

@@ -89,11 +89,6 @@ def test_ndcg_is_scikit_learn_s(grades: list[int], chance: Any) -> None:
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_ndcg_by_hand() -> None:
-    # A grade of 1 at rank 2, where a grade of 3 at rank 1 and that one at rank 2 would be best.
-    assert ndcg([9, 4, 8], {4: 1, 5: 3}) == pytest.approx((1 / np.log2(3)) / (3 + 1 / np.log2(3)))
-
-
 @given(st.integers(1, 12), st.integers(1, 40), st.randoms())
 def test_a_ranking_is_that_of_a_full_sort(queries: int, documents: int, chance: Any) -> None:
     rng = np.random.default_rng(chance.randrange(2**32))

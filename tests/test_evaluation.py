@@ -226,6 +226,16 @@ def test_text_ends_where_the_model_ends_it(pristine: Pristine) -> None:
         assert after == (before[: before.index(end)] if end in before else before)
 
 
+@pytest.mark.parametrize("form", [pytest.param({"fmt": "bin"}, marks=pytest.mark.slow), {"sharded": True}])
+def test_other_forms_of_weights(pristine: Pristine, form: dict[str, Any]) -> None:
+    ids = tiny.token_ids(2, 30)
+    found = []
+    for source in (pristine("bloom", num_heads=6), pristine("bloom", num_heads=6, **form)):
+        with open_subject(source, CPU) as subject:
+            found.append(decoded(subject.scaled(subject.own_scaling), ids))
+    assert np.array_equal(*found)
+
+
 def test_a_rotary_model_is_converted_for_each_scaling(tmp_path: Path) -> None:
     source = rotary.rotary(tmp_path / "source")
     ids = tiny.token_ids(2, 100)

@@ -1,6 +1,6 @@
 """Show what scaling does to a larger model: train it, measure it, write the tables.
 
-    python examples/evidence_large.py             # train and measure what is missing; two hours on one core
+    python examples/evidence_large.py             # train and measure what is missing; 2.5 hours on one core
     python examples/evidence_large.py --tables    # write only the tables, from the stored results
 
 The model is that of train_large.py, and is kept in .evidence/. Results are stored after each scaling, in
@@ -51,8 +51,7 @@ RESULTS = EXAMPLES / "evidence" / "large.json"
 DOCUMENT = EXAMPLES / "evidence" / "README.md"
 PROMPTS = {512: 100, 1024: 60, 2048: 60, 4096: 60}
 """Number of prompts of each length."""
-LENGTHS = (512, 2048, 4096)
-"""Of text."""
+LENGTHS = tuple(PROMPTS)
 WINDOWS = 24
 """Number of windows of text; each has the longest length, and comes from the middle of another file."""
 
@@ -249,7 +248,7 @@ def first_tokens(material: Material, count: int = 4) -> dict[str, Any]:
         with trained(material.folder, scaling, "eager") as model:
             found[str(scaling)] = {
                 str(length): np.mean([first_token(model, each[:, :length]) for each in windows], 0).tolist()
-                for length in PROMPTS
+                for length in LENGTHS
             }
     return found
 
@@ -257,7 +256,7 @@ def first_tokens(material: Material, count: int = 4) -> dict[str, Any]:
 # --- the tables
 
 
-COLUMNS = [("accuracy", length) for length in PROMPTS] + [(PERPLEXITY, length) for length in LENGTHS]
+COLUMNS = [(metric, length) for metric in ("accuracy", PERPLEXITY) for length in LENGTHS]
 BEYOND = [(metric, length) for metric, length in COLUMNS if length > TRAINED_LENGTH]
 NAMES = {"accuracy": "right", PERPLEXITY: PERPLEXITY}
 
@@ -309,7 +308,7 @@ def sinks(results: Results) -> str:
         [SHORT[name], *(f"{100 * max(map(max, layers)):.2f} %" for layers in lengths.values())]
         for name, lengths in results.settings["first token"].items()
     ]
-    return markdown(["scaling", *(f"{length // TRAINED_LENGTH}x" for length in PROMPTS)], lines)
+    return markdown(["scaling", *(f"{length // TRAINED_LENGTH}x" for length in LENGTHS)], lines)
 
 
 TABLES: dict[str, Callable[[Results], str]] = {"results": table, "pairs": pairs, "sinks": sinks}

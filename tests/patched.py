@@ -86,7 +86,7 @@ CHECKED = ["tensors", "slopes", "paths", "stock model"]
 """Names of the checks of a conversion."""
 
 Convert = Callable[..., Path]
-Mistaken = Callable[[str, str, str], None]
+Mistaken = Callable[[str, str], None]
 
 
 @pytest.fixture
@@ -116,14 +116,17 @@ def converted(tmp_path: Path) -> Convert:
 
 @pytest.fixture
 def mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mistaken:
-    """``mistaken(file, before, after)``: from here on, the templates are a copy with such a mistake."""
+    """``mistaken(before, after)``: from here on, the templates are a copy with such a mistake."""
 
-    def plant(file: str, before: str, after: str) -> None:
+    def plant(before: str, after: str) -> None:
         copy = tmp_path / "templates"
         shutil.copytree(templates_folder(), copy)
-        text = (copy / file).read_text(encoding="utf-8")
-        assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {file}"
-        (copy / file).write_text(text.replace(before, after), encoding="utf-8")
+        files = [path for path in copy.glob("*.py") if before in path.read_text(encoding="utf-8")]
+        assert files, f"no template has {before!r}"
+        for path in files:
+            text = path.read_text(encoding="utf-8")
+            assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {path.name}"
+            path.write_text(text.replace(before, after), encoding="utf-8")
         # In this order: the first may be imported only now, and takes the function from the other.
         for module in (
             "converter.verification.patched",

@@ -16,7 +16,7 @@ import torch
 import transformers
 from huggingface_hub import ModelCard
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -33,6 +33,7 @@ from tests.conftest import Run, edit_json, fingerprint
 from tests.hub_server import TOKEN, UNVERIFIED, Account, Command, HubServer
 from tests.patched import CHECKED
 from tests.tiny import rotary as tiny_rotary
+from tests.tiny.layout import change_tensors
 
 SOURCE = "org/tiny-bloom"
 LIST = "ntk_convert.json"
@@ -195,13 +196,8 @@ def stock(folder: Path) -> None:
     BloomForCausalLM.from_pretrained(folder).save_pretrained(folder)
 
 
-def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-    return edit
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
+    return lambda folder: change_tensors(folder, change)
 
 
 def damaged(folder: Path) -> None:
@@ -320,7 +316,6 @@ def test_a_graph_of_the_same_folder_is_checked_and_pushed(
     """A graph points into the weights: it belongs to the fine-tuned ones only if they lie as before."""
     folder = Path(shutil.copytree(converted, work / "tuned"))
     assert run("export", folder).code == 0
-    tensors = load_file(folder / "model.safetensors")
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "model.safetensors").write_bytes(content)
@@ -346,8 +341,7 @@ def test_a_graph_of_the_same_folder_is_checked_and_pushed(
     assert {"model.onnx", "tokenizer.json"} < files.keys()
     assert b'AutoModelForCausalLM.from_pretrained("ada/tuned", trust_remote_code=True)' in files["README.md"]
 
-    half = {name: tensor.half() for name, tensor in tensors.items()}
-    save_file(half, folder / "model.safetensors", {"format": "pt"})
+    change_tensors(folder, lambda tensors: tensors.update({k: v.half() for k, v in tensors.items()}))
     assert " is not what ntk-convert" in refused("adopt", folder)
 
 

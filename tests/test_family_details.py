@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -30,16 +30,7 @@ from tests.runners import expected
 from tests.tiny import jina_bert as tiny_jina_bert
 from tests.tiny import mosaic_gpt as tiny_mosaic_gpt
 from tests.tiny import replit
-from tests.tiny.layout import Tensors, merged
-
-
-def change_tensors(folder: Path, change: Callable[[Tensors], Any]) -> Path:
-    """Changes the stored tensors of a checkpoint, which is returned."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})
-    return folder
+from tests.tiny.layout import Tensors, change_tensors, merged
 
 
 def check_logits(model: Any, folder: Path, name: str) -> None:

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
 from tests.onnx_graphs import POOLING, TRAIN_LENGTH, Make, exported, with_modules
+from tests.tiny.layout import Tensors, change_tensors
 
 CONVERT = ("--scale", "2", "--train-length", TRAIN_LENGTH)
 REPORT = "onnx_validation.json"
@@ -29,29 +29,21 @@ Refused = Callable[..., str]
 Change = Callable[[Path], object]
 
 
-def resave(folder: Path, change: Callable[[dict[str, Any]], Any], **metadata: str) -> None:
-    """Writes the weights anew, changed."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
-
-
-def weights(change: Callable[[dict[str, Any]], Any]) -> Change:
-    return lambda folder: resave(folder, change)
+def weights(change: Callable[[Tensors], object], **metadata: str) -> Change:
+    return lambda folder: change_tensors(folder, change, **metadata)
 
 
 def config(**changes: Any) -> Change:
     return lambda folder: edit_json(folder / "config.json", changes)
 
 
-def spoil(tensors: dict[str, Any], value: float) -> None:
+def spoil(tensors: Tensors, value: float) -> None:
     tensors["transformer.h.0.mlp.dense_h_to_4h.bias"][3] = value
 
 
 def pickled(folder: Path) -> None:
     """A graph can only point into safetensors."""
-    tensors = load_file(folder / "model.safetensors")
-    torch.save({k: torch.from_numpy(v) for k, v in tensors.items()}, folder / "pytorch_model.bin")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
 
@@ -71,8 +63,8 @@ def nothing(folder: Path) -> None:
     pass
 
 
-def as_float64(tensors: dict[str, Any], *names: str) -> None:
-    tensors.update({name: tensors[name].astype(np.float64) for name in names or tensors})
+def as_float64(tensors: Tensors, *names: str) -> None:
+    tensors.update({name: tensors[name].double() for name in names or tensors})
 
 
 def written(name: str, content: bytes) -> Change:
@@ -117,7 +109,7 @@ BROKEN: dict[str, Row] = {
     ),
     "a tensor of another shape": Row(
         f"{WEIGHT!r} has shape [127, 32], not [128, 32]",
-        weights(lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT][:-1].copy()})),
+        weights(lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT][:-1].clone()})),
     ),
     "a tensor of float64": Row(f"{WEIGHT!r} is F64", weights(lambda ts: as_float64(ts, WEIGHT))),
     "weights of float64": Row("the weights are F64", weights(as_float64)),
@@ -130,8 +122,8 @@ BROKEN: dict[str, Row] = {
     "an activation": Row(
         "no graph for the activation 'tanh'", config(activation="tanh"), model=("falcon", {})
     ),
-    "NaN": Row("model.onnx: prompt of", weights(lambda tensors: spoil(tensors, np.nan))),
-    "infinity": Row("model.onnx: prompt of", weights(lambda tensors: spoil(tensors, np.inf)), PORTABLE),
+    "NaN": Row("model.onnx: prompt of", weights(lambda tensors: spoil(tensors, torch.nan))),
+    "infinity": Row("model.onnx: prompt of", weights(lambda tensors: spoil(tensors, torch.inf)), PORTABLE),
     "bytes": Row(NOT_OURS, written("model.onnx", b"foreign")),
     "another tool's graph": Row(NOT_OURS, foreign),
     "a folder of somebody else": Row("onnx is a link to another folder", somebody_s, ("--onnx-standalone",)),
@@ -309,7 +301,7 @@ def test_a_folder_without_a_graph_has_nothing_to_validate(repository: Make, refu
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: resave(folder, lambda tensors: None, note="x" * 100), "is not what ntk-convert"),
+        (weights(lambda tensors: None, note="x" * 100), "is not what ntk-convert"),
         (
             weights(lambda tensors: tensors.pop(WEIGHT)),
             "does not belong to this repository: the weights have no",

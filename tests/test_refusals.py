@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from converter import convert, inspect
 from converter.errors import ConverterError, UsageError
 from converter.rotary.models import REFUSED
 from tests.conftest import MakeSource, Pristine, Refuses, edit_json, into_a_subfolder
+from tests.tiny.layout import change_tensors
 
 LARGE = 10**30
 
@@ -235,16 +236,7 @@ def add_to_config(text: str) -> Callable[[Path], object]:
 
 
 def change_weights(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
-    def make(folder: Path) -> None:
-        [path] = [*folder.glob("model.safetensors"), *folder.glob("pytorch_model.bin")]
-        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path)
-        change(tensors)
-        if path.suffix == ".safetensors":
-            save_file(tensors, path, metadata={"format": "pt"})
-        else:
-            torch.save(tensors, path)
-
-    return make
+    return lambda folder: change_tensors(folder, change)
 
 
 def as_integers(dtype: torch.dtype, end: str = "") -> Callable[[Path], object]:
@@ -529,6 +521,7 @@ def mask(name: str) -> Callable[[Path], object]:
         ("bloom", {}, mask("transformer.h.0.self_attention.attn_mask")),
         ("baichuan", {}, mask("model.future_mask")),
         ("llama", {}, mask("model.layers.0.self_attn.causal_mask")),
+        ("falcon", {}, mask("transformer.h.0.self_attention.scale_mask_softmax.causal_mask")),
     ],
 )
 def test_folders_that_are_not_refused(

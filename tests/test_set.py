@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from converter import UnsupportedModel, UsageError, convert, inspect
 from converter.errors import Undecided
@@ -25,7 +24,7 @@ from tests.conftest import MakeSource, Pristine, Run, edit_json, fingerprint
 from tests.patched import config_of
 from tests.tiny import baichuan as baichuan_tiny
 from tests.tiny import replit, rotary
-from tests.tiny.layout import merged
+from tests.tiny.layout import change_tensors, merged
 
 Refused = Callable[..., str]
 SCALE = ("--scale", "2")
@@ -266,9 +265,8 @@ def test_the_tensors_decide(make_source: MakeSource, tmp_path: Path) -> None:
     source = make_source("replit")
     options = {"attn_type": "grouped_query_attention", "kv_n_heads": 1}
     edit_json(source / "config.json", {"attn_config": options})
-    tensors = load_file(source / "model.safetensors")
-    tensors["transformer.wpe.weight"] = torch.zeros(16, 32)
-    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    positions = {"transformer.wpe.weight": torch.zeros(16, 32)}
+    change_tensors(source, lambda tensors: tensors.update(positions))
     for overrides in ({"attn_config.alibi": True}, {"architectures": ["MptForCausalLM"]}):
         with pytest.raises(UnsupportedModel, match="has learned positions"):
             convert(source, tmp_path / "out", scale=2.0, overrides=overrides)

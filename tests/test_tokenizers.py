@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from converter import ConversionResult, SourceError, adopt, convert
@@ -30,6 +29,7 @@ from converter.source.sentence_transformers import nested_files
 from converter.source.source import Source
 from converter.source.tokenizer import KNOWN, TEMPLATE
 from tests.conftest import MakeSource, Run, edit_json
+from tests.tiny.layout import change_tensors
 
 ROOT = Path(__file__).parent.parent
 CORPUS = [
@@ -480,9 +480,7 @@ def test_a_fine_tuned_model_names_our_class_in_its_folder(
 ) -> None:
     """transformers puts the repository before it that the tokenizer was loaded from."""
     folder = quick(make_tokenizer("replit"), tmp_path / "out").path
-    tensors = load_file(folder / "model.safetensors")
-    tensors["transformer.wte.weight"] += 0.01
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    change_tensors(folder, lambda tensors: tensors["transformer.wte.weight"].add_(0.01))
     path = folder / "tokenizer_config.json"
     settings = path.read_text(encoding="utf-8")
     ours = "tokenization_ntk_sentencepiece.NtkReplitTokenizer"

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 PUBLISHED = Path(__file__).parents[1] / "published"
@@ -310,6 +310,19 @@ def write_weights(
         metadata = {"total_size": count_bytes(without_aliases(tensors))}
         index = {"metadata": metadata, "weight_map": weight_map}
         write_json(folder / f"{stem}.{suffix}.index.json", index)
+
+
+def change_tensors(folder: Path, change: Callable[[Tensors], Any], **metadata: str) -> Path:
+    """Changes the stored tensors of a checkpoint of one file, and returns its folder."""
+    [file] = [*folder.glob("model.safetensors"), *folder.glob("pytorch_model.bin")]
+    safe = file.suffix == ".safetensors"
+    tensors = load_file(file) if safe else torch.load(file)
+    change(tensors)
+    if safe:
+        save_file(tensors, file, {"format": "pt", **metadata})
+    else:
+        torch.save(tensors, file)
+    return folder
 
 
 def split(tensors: Tensors) -> list[Tensors]:

@@ -144,8 +144,6 @@ def test_outputs_are_those_of_transformers_classes(converted: Convert, head: str
         model(ids, inputs_embeds=embeds)
     with pytest.raises(ValueError, match=r"attention_mask must be \[rows, tokens\]"):
         model(ids, attention_mask=mask[:, :-1])
-    with pytest.raises(TypeError, match="head_mask"):
-        model(ids, head_mask=torch.ones(4))
 
 
 @torch.no_grad()

@@ -66,6 +66,8 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page: str) -> None:
+    """And no marks of a merge were left."""
+    assert not re.search(r"^(<{7}|={7}|>{7})", TEXTS[page], re.MULTILINE)
     wrong = []
     for link in LINK.findall(TEXTS[page]):
         name, _, anchor = link.partition("#")

@@ -235,6 +235,7 @@ def check_gain(found: Sequence[Judged], how: str) -> None:
     said = "; ".join(
         f"{each.measure} at {each.length} tokens: loss {each.before:.4f} with the stock slopes, "
         f"{each.after:.4f} fitted, {each.better} of {each.items} better, p = {each.p:.2g}"
+        + (" of the answers' probability" if each.measure == "prompts" else "")
         for each in found
     )
     undecided = [each for each in found if each.verdict == "cannot tell"]

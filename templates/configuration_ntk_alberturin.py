@@ -13,6 +13,7 @@ class NtkAlberturinConfig(NtkConfig):
     """
 
     model_type = "ntk_alberturin"
+    __init__ = NtkConfig.__init__
     defaults = {
         "vocab_size": 32768,
         "hidden_size": 768,

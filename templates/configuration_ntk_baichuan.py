@@ -13,6 +13,7 @@ class NtkBaichuanConfig(NtkDecoderConfig):
     """
 
     model_type = "ntk_baichuan"
+    __init__ = NtkDecoderConfig.__init__
     # W_pack has all queries before all keys, so what it computes is gathered before the heads are divided.
     base_model_tp_plan = {
         "layers.*.self_attn.W_pack": "colwise_rep",

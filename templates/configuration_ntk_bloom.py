@@ -2,20 +2,21 @@
 # Copyright 2026 the ntk-convert authors
 """Configuration of a BLOOM checkpoint with scaled ALiBi slopes."""
 
-from .ntk_config import NtkDecoderConfig
+from .ntk_config import FOUR, NtkDecoderConfig
 
 
 class NtkBloomConfig(NtkDecoderConfig):
     """The keys of a BLOOM config."""
 
     model_type = "ntk_bloom"
+    __init__ = NtkDecoderConfig.__init__
     attribute_map = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     # The rows of the fused weight are in the order of the heads.
     base_model_tp_plan = {
         "h.*.self_attention.query_key_value": "colwise",
         "h.*.self_attention.dense": "rowwise",
-        "h.*.mlp.dense_h_to_4h": "colwise",
-        "h.*.mlp.dense_4h_to_h": "rowwise",
+        f"h.*.mlp.dense_h_to_{FOUR}h": "colwise",
+        f"h.*.mlp.dense_{FOUR}h_to_h": "rowwise",
     }
     defaults = {
         "vocab_size": 250880,

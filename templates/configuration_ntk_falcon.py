@@ -2,19 +2,20 @@
 # Copyright 2026 the ntk-convert authors
 """Configuration of a Falcon-RW (Falcon with ALiBi) checkpoint with scaled slopes."""
 
-from .ntk_config import NtkDecoderConfig
+from .ntk_config import FOUR, NtkDecoderConfig
 
 
 class NtkFalconConfig(NtkDecoderConfig):
     """The keys of a Falcon config."""
 
     model_type = "ntk_falcon"
+    __init__ = NtkDecoderConfig.__init__
     # The rows of the fused weight are in the order of the heads.
     base_model_tp_plan = {
         "h.*.self_attention.query_key_value": "colwise",
         "h.*.self_attention.dense": "rowwise",
-        "h.*.mlp.dense_h_to_4h": "colwise",
-        "h.*.mlp.dense_4h_to_h": "rowwise",
+        f"h.*.mlp.dense_h_to_{FOUR}h": "colwise",
+        f"h.*.mlp.dense_{FOUR}h_to_h": "rowwise",
     }
     defaults = {
         "vocab_size": 65024,

@@ -17,6 +17,7 @@ class NtkJaisConfig(NtkDecoderConfig):
     """
 
     model_type = "ntk_jais"
+    __init__ = NtkDecoderConfig.__init__
     attribute_map = {
         "hidden_size": "n_embd",
         "max_position_embeddings": "n_positions",

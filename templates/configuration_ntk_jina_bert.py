@@ -13,11 +13,11 @@ class NtkJinaBertConfig(NtkConfig):
         emb_pooler: None or ``mean``; the embedding of a text is a mean in both cases.
         qk_post_norm: use the layout of jina-bert-v2-qk-post-norm, which normalises queries and keys and
             arranges the norms and the feed-forward layer differently.
-        projection_dim: size of a token's vector in a ColBERT; other models have no projection.
         add_pooling_layer: whether the checkpoint has a pooler; None means that each head decides.
     """
 
     model_type = "ntk_jina_bert"
+    __init__ = NtkConfig.__init__
     defaults = {
         "vocab_size": 30522,
         "hidden_size": 768,
@@ -36,15 +36,6 @@ class NtkJinaBertConfig(NtkConfig):
         "feed_forward_type": "original",
         "emb_pooler": None,
         "qk_post_norm": False,
-        "projection_dim": None,
         "add_pooling_layer": None,
         "tie_word_embeddings": True,
     }
-
-
-class NtkJinaBertForColBERTConfig(NtkJinaBertConfig):
-    """The configuration of a ColBERT, with the same keys.
-
-    transformers 5 remembers which class ``AutoModel`` loads for a config class. Without this class, another
-    JinaBERT in a folder of the same name would be loaded as a ColBERT.
-    """

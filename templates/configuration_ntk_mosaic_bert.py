@@ -13,6 +13,7 @@ class NtkMosaicBertConfig(NtkConfig):
     """
 
     model_type = "ntk_mosaic_bert"
+    __init__ = NtkConfig.__init__
     defaults = {
         "vocab_size": 30522,
         "hidden_size": 768,

@@ -9,6 +9,7 @@ class NtkMosaicGptConfig(NtkDecoderConfig):
     """The keys of a MosaicGPT config."""
 
     model_type = "ntk_mosaic_gpt"
+    __init__ = NtkDecoderConfig.__init__
     attribute_map = {
         "hidden_size": "d_model",
         "num_attention_heads": "n_heads",

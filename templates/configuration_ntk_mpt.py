@@ -16,6 +16,7 @@ class NtkMptConfig(NtkDecoderConfig):
     """
 
     model_type = "ntk_mpt"
+    __init__ = NtkDecoderConfig.__init__
     attribute_map = {
         "hidden_size": "d_model",
         "num_attention_heads": "n_heads",

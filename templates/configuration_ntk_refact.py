@@ -15,6 +15,7 @@ class NtkRefactConfig(NtkDecoderConfig):
     """
 
     model_type = "ntk_refact"
+    __init__ = NtkDecoderConfig.__init__
     attribute_map = {
         "hidden_size": "n_embd",
         "max_position_embeddings": "n_positions",

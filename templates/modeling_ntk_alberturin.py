@@ -6,14 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_alberturin import NtkAlberturinConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
-from .ntk_encoder import AlibiEncoder, EncoderSupport, by_slices
+from .ntk_encoder import AlibiEncoder, by_slices
 from .ntk_encoder_heads import EncoderHead, MaskedLMHead, SequenceClassificationHead
-from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_heads import QuestionAnsweringHead, Support, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 from .ntk_tiles import Tile  # noqa: F401 -- see above
 
@@ -51,7 +50,7 @@ class NtkAlberturinMLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
 
 
-class NtkAlberturinLayer(GradientCheckpointingLayer):
+class NtkAlberturinLayer(nn.Module):
     def __init__(self, config: NtkAlberturinConfig):
         super().__init__()
         self.attn_norm = norm(config)
@@ -76,7 +75,7 @@ class NtkAlberturinBlocks(nn.Module):
         self.norm = norm(config)
 
 
-class NtkAlberturinPreTrainedModel(EncoderSupport, PreTrainedModel):
+class NtkAlberturinPreTrainedModel(Support, PreTrainedModel):
     config_class = NtkAlberturinConfig
     base_model_prefix = "encoder"
     _no_split_modules = ["NtkAlberturinLayer"]

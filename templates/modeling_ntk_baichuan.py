@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_baichuan import NtkBaichuanConfig
 from .ntk_alibi import Alibi, stock_slopes
@@ -23,6 +22,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
 
 
@@ -67,7 +67,7 @@ class NtkBaichuanMLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
 
 
-class NtkBaichuanLayer(GradientCheckpointingLayer):
+class NtkBaichuanLayer(nn.Module):
     def __init__(self, config: NtkBaichuanConfig, layer_idx: int):
         super().__init__()
         self.input_layernorm = NtkBaichuanRMSNorm(config)
@@ -107,6 +107,7 @@ class NtkBaichuanPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkBaichuanModel(AlibiDecoder, NtkBaichuanPreTrainedModel):
+    embeddings_name = "embed_tokens"
     layers_name = "layers"
     norm_name = "norm"
 

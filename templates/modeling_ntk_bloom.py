@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_bloom import NtkBloomConfig
 from .ntk_alibi import Alibi, stock_slopes
@@ -21,6 +20,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
 
 
@@ -51,7 +51,7 @@ class NtkBloomMLP(nn.Module):
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(hidden_states), approximate="tanh"))
 
 
-class NtkBloomBlock(GradientCheckpointingLayer):
+class NtkBloomBlock(nn.Module):
     def __init__(self, config: NtkBloomConfig, layer_idx: int):
         super().__init__()
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
@@ -81,7 +81,7 @@ class NtkBloomPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkBloomModel(AlibiDecoder, NtkBloomPreTrainedModel):
-    _input_embed_layer = "word_embeddings"
+    embeddings_name = "word_embeddings"
     layers_name = "h"
     norm_name = "ln_f"
 

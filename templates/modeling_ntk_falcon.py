@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.activations import get_activation
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_falcon import NtkFalconConfig
 from .ntk_alibi import Alibi, stock_slopes
@@ -22,6 +21,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
 
 
@@ -55,7 +55,7 @@ class NtkFalconMLP(nn.Module):
         return self.dense_4h_to_h(self.act(self.dense_h_to_4h(hidden_states)))
 
 
-class NtkFalconDecoderLayer(GradientCheckpointingLayer):
+class NtkFalconDecoderLayer(nn.Module):
     def __init__(self, config: NtkFalconConfig, layer_idx: int):
         super().__init__()
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
@@ -81,7 +81,7 @@ class NtkFalconPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkFalconModel(AlibiDecoder, NtkFalconPreTrainedModel):
-    _input_embed_layer = "word_embeddings"
+    embeddings_name = "word_embeddings"
     layers_name = "h"
     norm_name = "ln_f"
 

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from .configuration_ntk_jais import NtkJaisConfig
@@ -22,6 +21,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
 
 
@@ -56,7 +56,7 @@ class NtkJaisMLP(nn.Module):
         return self.c_proj(self.c_fc(hidden_states) * F.silu(self.c_fc2(hidden_states)))
 
 
-class NtkJaisBlock(GradientCheckpointingLayer):
+class NtkJaisBlock(nn.Module):
     def __init__(self, config: NtkJaisConfig, layer_idx: int):
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
@@ -89,7 +89,7 @@ class NtkJaisPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkJaisModel(AlibiDecoder, NtkJaisPreTrainedModel):
-    _input_embed_layer = "wte"
+    embeddings_name = "wte"
     layers_name = "h"
     norm_name = "ln_f"
 

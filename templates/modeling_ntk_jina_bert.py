@@ -3,30 +3,24 @@
 """JinaBERT (Jina Embeddings v2) with scaled ALiBi slopes; supports both layouts."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
 
-from .configuration_ntk_jina_bert import NtkJinaBertConfig, NtkJinaBertForColBERTConfig
+from .configuration_ntk_jina_bert import NtkJinaBertConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_encoder import (
     AlibiEncoder,
     EncoderAttention,
     EncoderOutput,
-    EncoderSupport,
     GatedMLP,
     SentenceEncoding,
     by_slices,
     layer_norm,
 )
 from .ntk_encoder_heads import BertMaskedLMHead, EncoderHead, Predictions, SequenceClassificationHead
-from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_heads import QuestionAnsweringHead, Support, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 from .ntk_tiles import Tile  # noqa: F401 -- see above
 
@@ -63,7 +57,7 @@ class NtkJinaBertIntermediate(nn.Module):
         return self.act(self.dense(hidden_states))
 
 
-class NtkJinaBertLayer(GradientCheckpointingLayer):
+class NtkJinaBertLayer(nn.Module):
     def __init__(self, config: NtkJinaBertConfig):
         super().__init__()
         self.attention = EncoderAttention(config, NtkJinaBertSelfAttention(config))
@@ -108,7 +102,7 @@ class NtkJinaBertQkMLP(nn.Module):
         return self.down_layer(self.dropout(inner))
 
 
-class NtkJinaBertQkLayer(GradientCheckpointingLayer):
+class NtkJinaBertQkLayer(nn.Module):
     def __init__(self, config: NtkJinaBertConfig):
         super().__init__()
         self.attention = EncoderAttention(config, NtkJinaBertSelfAttention(config))
@@ -125,7 +119,7 @@ class NtkJinaBertQkLayer(GradientCheckpointingLayer):
         return self.layer_norm_2(hidden_states + self.mlp(hidden_states)), weights
 
 
-class NtkJinaBertPreTrainedModel(EncoderSupport, PreTrainedModel):
+class NtkJinaBertPreTrainedModel(Support, PreTrainedModel):
     config_class = NtkJinaBertConfig
     base_model_prefix = "bert"
     _no_split_modules = ["NtkJinaBertLayer", "NtkJinaBertQkLayer"]
@@ -154,40 +148,6 @@ class NtkJinaBertForMaskedLM(BertMaskedLMHead, NtkJinaBertPreTrainedModel):
 
 class NtkJinaBertForSequenceClassification(SequenceClassificationHead, NtkJinaBertPreTrainedModel):
     backbone_class = NtkJinaBertModel
-
-
-class NtkJinaBertForColBERT(EncoderHead, NtkJinaBertPreTrainedModel):
-    """A vector of unit length for every token, for retrieval by late interaction (ColBERT)."""
-
-    config_class = NtkJinaBertForColBERTConfig
-    backbone_class = NtkJinaBertModel
-
-    def add_head(self, config: NtkJinaBertConfig) -> None:
-        self.linear = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
-        """Runs backbone and projection; the arguments are the backbone's.
-
-        Returns:
-            ``last_hidden_state`` [B, L, projection_dim]. The vectors of padding tokens are 0, going by
-            their ids and not by the mask: the mask tokens that fill up a query have vectors, though
-            ColBERT masks them.
-        """
-        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        vectors = F.normalize(self.linear(backbone.last_hidden_state), dim=-1)
-        if input_ids is not None and self.config.pad_token_id is not None:
-            vectors = vectors * (input_ids != self.config.pad_token_id)[..., None]
-        return BaseModelOutput(
-            last_hidden_state=vectors, hidden_states=backbone.hidden_states, attentions=backbone.attentions
-        )
 
 
 class NtkJinaBertForTokenClassification(TokenClassificationHead, EncoderHead, NtkJinaBertPreTrainedModel):

@@ -5,14 +5,13 @@
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_mosaic_bert import NtkMosaicBertConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
-from .ntk_encoder import AlibiEncoder, EncoderAttention, EncoderSupport, GatedMLP
+from .ntk_encoder import AlibiEncoder, EncoderAttention, GatedMLP
 from .ntk_encoder_heads import BertMaskedLMHead, EncoderHead, SequenceClassificationHead
-from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_heads import QuestionAnsweringHead, Support, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 from .ntk_tiles import Tile  # noqa: F401 -- see above
 
@@ -29,7 +28,7 @@ class NtkMosaicBertSelfAttention(SymmetricAttention):
         return self.attend(query, key, value, plan)
 
 
-class NtkMosaicBertLayer(GradientCheckpointingLayer):
+class NtkMosaicBertLayer(nn.Module):
     def __init__(self, config: NtkMosaicBertConfig):
         super().__init__()
         self.attention = EncoderAttention(config, NtkMosaicBertSelfAttention(config))
@@ -42,7 +41,7 @@ class NtkMosaicBertLayer(GradientCheckpointingLayer):
         return self.mlp(hidden_states), weights
 
 
-class NtkMosaicBertPreTrainedModel(EncoderSupport, PreTrainedModel):
+class NtkMosaicBertPreTrainedModel(Support, PreTrainedModel):
     config_class = NtkMosaicBertConfig
     base_model_prefix = "bert"
     _no_split_modules = ["NtkMosaicBertLayer"]

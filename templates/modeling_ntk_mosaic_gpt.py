@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_mosaic_gpt import NtkMosaicGptConfig
 from .ntk_alibi import Alibi
@@ -21,6 +20,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
 
 
@@ -72,7 +72,7 @@ class NtkMosaicGptMLP(nn.Module):
         return self.mlp_down(F.gelu(self.mlp_up(hidden_states)))
 
 
-class NtkMosaicGptBlock(GradientCheckpointingLayer):
+class NtkMosaicGptBlock(nn.Module):
     def __init__(self, config: NtkMosaicGptConfig, layer_idx: int):
         super().__init__()
         self.ln_1 = layer_norm(config)
@@ -97,7 +97,7 @@ class NtkMosaicGptPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkMosaicGptModel(AlibiDecoder, NtkMosaicGptPreTrainedModel):
-    _input_embed_layer = "wte"
+    embeddings_name = "wte"
     layers_name = "blocks"
     norm_name = "ln_f"
 

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_mpt import NtkMptConfig
 from .ntk_alibi import Alibi, stock_slopes
@@ -21,6 +20,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
@@ -86,7 +86,7 @@ class NtkMptMLP(nn.Module):
         return self.down_proj(self.activation(inner))
 
 
-class NtkMptBlock(GradientCheckpointingLayer):
+class NtkMptBlock(nn.Module):
     def __init__(self, config: NtkMptConfig, layer_idx: int):
         super().__init__()
         self.norm_1 = norm(config)
@@ -111,7 +111,7 @@ class NtkMptPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkMptModel(AlibiDecoder, NtkMptPreTrainedModel):
-    _input_embed_layer = "wte"
+    embeddings_name = "wte"
     layers_name = "blocks"
     norm_name = "norm_f"
 

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from .configuration_ntk_refact import NtkRefactConfig
@@ -24,6 +23,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
 
 # The MLP's width is rounded up to a multiple of this.
@@ -86,7 +86,7 @@ class NtkRefactMLP(nn.Module):
         return self.c_proj(F.silu(gate) * up)
 
 
-class NtkRefactBlock(GradientCheckpointingLayer):
+class NtkRefactBlock(nn.Module):
     def __init__(self, config: NtkRefactConfig, layer_idx: int):
         super().__init__()
         self.ln_1 = layer_norm(config)
@@ -111,7 +111,7 @@ class NtkRefactPreTrainedModel(DecoderSupport, PreTrainedModel):
 class NtkRefactModel(AlibiDecoder, NtkRefactPreTrainedModel):
     """The backbone without the final norm, which Refact stores beside the head."""
 
-    _input_embed_layer = "wte"
+    embeddings_name = "wte"
     layers_name = "h"
 
     def __init__(self, config: NtkRefactConfig):

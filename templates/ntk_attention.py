@@ -3,9 +3,9 @@
 """Causal attention with ALiBi, through transformers' interface for attention functions.
 
 Queries and keys are folded (see ntk_alibi.py), keys before they enter the cache. What is left is plain
-causal attention with heads that are 8 channels larger, so every attention function computes it: sdpa,
-flex_attention, FlashAttention, kernels from the Hub, and those of continuous batching. A channel marks padded
-keys, so no function needs a padding mask.
+causal attention with heads that are 8 channels larger, so every attention function computes it: the two
+below, and transformers' flex_attention, FlashAttention, kernels from the Hub, and those of continuous
+batching. A channel marks padded keys, so no function needs a padding mask.
 
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
 """
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .ntk_alibi import CHANNELS, fold, multiplied
-from .ntk_cache import UPDATES_PAGED
+from .ntk_cache import TAKES_SLOTS, UPDATES_PAGED
+from .ntk_modes import FUNCTIONS
 from .ntk_plan import AttentionPlan
 
 # Older releases of torch have no fused kernel on the CPU for key heads that several query heads share.
@@ -68,17 +68,12 @@ class AlibiAttention(nn.Module):
         Returns:
             The heads' outputs [B, Q, H * D], and what else the attention function returns: the eager one
             returns the attention weights [B, H, Q, K].
-
-        Raises:
-            ValueError: continuous batching in tensor parallelism.
         """
         size = query.shape[-1]
         row = self.layer_idx if len(plan.query_channels) > 1 else 0
         channels = plan.query_channels[row]
         factors = None if plan.query_factors is None else plan.query_factors[row]
-        if (mesh := head_mesh(self)) is not None:
-            if plan.keywords.get("cache") is not None:
-                raise ValueError("continuous batching does not work with tensor parallelism; use generate")
+        if (mesh := plan.processes) is not None:
             channels = own_heads(channels, mesh)
             factors = None if factors is None else own_heads(factors, mesh)
             if query.shape[1] == self.num_heads:
@@ -89,7 +84,8 @@ class AlibiAttention(nn.Module):
             # Attention functions want one head size for all three, so the value is padded too.
             key, value = fold(key, plan.key_channels), F.pad(value, (0, CHANNELS))
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx, {"cache_position": plan.slots})
+            places = {"cache_kwargs": {"cache_position": plan.slots}} if TAKES_SLOTS else {}
+            key, value = past_key_values.update(key, value, self.layer_idx, **places)
             key, value = key[:, :, : plan.key_length], value[:, :, : plan.key_length]
         keywords = dict(plan.keywords)
         if UPDATES_PAGED and (paged := keywords.pop("cache", None)) is not None:
@@ -105,7 +101,8 @@ class AlibiAttention(nn.Module):
         if self.num_key_value_groups != groups:
             self.num_key_value_groups = groups  # attention functions read it here
         name = plan.implementation
-        output, weights = (eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name])(
+        function = {"sdpa": sdpa_attention, "eager": eager_attention}.get(name)
+        output, weights = (function or FUNCTIONS[name])(
             self,
             fold(query, channels),
             key,
@@ -116,6 +113,33 @@ class AlibiAttention(nn.Module):
             **keywords,
         )
         return output[..., :size].flatten(2), weights
+
+
+def sdpa_attention(
+    module: AlibiAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention by torch's fused kernels; arguments and outputs are those of ``eager_attention``."""
+    groups = module.num_key_value_groups
+    if groups > 1 and attention_mask is not None:  # with a mask, no fused kernel on GPUs has groups
+        key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
+    output = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        is_causal=query.shape[2] > 1 and attention_mask is None,  # in this order, it is no symbol in a graph
+        scale=scaling,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    return output.transpose(1, 2), None
 
 
 def eager_attention(
@@ -135,7 +159,7 @@ def eager_attention(
     Args:
         query: [B, H, Q, D + CHANNELS].
         key, value: [B, H or fewer (grouped), K, D + CHANNELS].
-        attention_mask: float [B or 1, 1, Q, K], to add to the scores.
+        attention_mask: [B or 1, 1, Q, K], True where a query sees a key, or float, to add to the scores.
 
     Returns:
         Outputs [B, Q, H, D + CHANNELS] and weights [B, H, Q, K].
@@ -146,20 +170,36 @@ def eager_attention(
     )
     with torch.autocast(query.device.type, enabled=False):
         scores = torch.matmul(query.float(), key.float().transpose(-1, -2)) * scaling
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
         scores = scores + attention_mask
     weights = F.dropout(scores.softmax(dim=-1), p=dropout).to(value.dtype)
     return torch.matmul(weights, value).transpose(1, 2), weights
 
 
-def head_mesh(attention: nn.Module) -> Any | None:
+def head_processes(layer: nn.Module) -> Any | None:
     """The processes that share the heads in tensor parallelism, a ``DeviceMesh``; None if all are here.
 
     It is read from the output projection. Its weight is divided by its inputs, which are the heads' outputs.
+
+    Args:
+        layer: any layer of the model.
+
+    Raises:
+        ValueError: the heads cannot be divided among so many processes.
     """
+    [attention] = (module for module in layer.modules() if isinstance(module, AlibiAttention))
     for projection in attention.children():
         weight = getattr(projection, "weight", None)
         if any(placement.is_shard(1) for placement in getattr(weight, "placements", ())):
+            processes, heads = weight.device_mesh.size(), attention.num_heads
+            groups = getattr(attention.config, "num_key_value_heads", heads)
+            if heads % processes or (groups % processes and processes % groups):
+                raise ValueError(
+                    f"the {heads} attention heads ({groups} key heads) cannot be divided evenly among "
+                    f"{processes} processes; use another number of processes"
+                )
             return weight.device_mesh
     return None
 

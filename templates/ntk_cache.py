@@ -6,18 +6,21 @@ transformers' ``DynamicCache`` copies all keys and values for every new token. T
 more tokens behind the last one, so a new token copies only itself.
 """
 
+import inspect
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers import Cache, DynamicCache, cache_utils
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-__all__ = ["CACHE", "UPDATES_PAGED", "Cache", "GrowingLayer", "grow"]
-
+# Without this class, caches stay as they are.
+DynamicLayer = getattr(cache_utils, "DynamicLayer", object)
 # The name of a cache in arguments and outputs; transformers 5.24 shortened it.
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
 # Whether the model updates the cache of continuous batching, and not the attention function.
 UPDATES_PAGED = CACHE == "cache"
+# Up to transformers 5.3, a static cache has to be told the places of new tokens.
+TAKES_SLOTS = "cache_kwargs" in inspect.signature(Cache.update).parameters
 
 # Room is made for this part of the tokens, and for no fewer than this number.
 SHARE, LEAST = 16, 128
@@ -82,9 +85,11 @@ def larger(states: torch.Tensor, tokens: int) -> torch.Tensor:
 
 def grow(cache: Cache | None, layers: int) -> None:
     """Makes a ``DynamicCache`` of this many layers grow in place; leaves other layers as they are."""
-    if not isinstance(cache, DynamicCache) or cache.offloading or torch.compiler.is_compiling():
+    if not isinstance(cache, DynamicCache) or torch.compiler.is_compiling():
         return
-    if cache.layer_class_to_replicate is DynamicLayer:
+    if getattr(cache, "offloading", False):
+        return
+    if getattr(cache, "layer_class_to_replicate", None) is DynamicLayer:
         cache.layers += [DynamicLayer() for _ in range(layers - len(cache.layers))]
     for index, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:

@@ -5,23 +5,31 @@
 import copy
 from typing import Any
 
-from transformers import PretrainedConfig
+import transformers
+
+# This is the first of the repository's files that transformers imports, whatever it loads.
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 57):
+    raise ImportError(
+        f"this model needs transformers 4.57 or newer, and {transformers.__version__} is installed: "
+        "pip install -U 'transformers>=4.57'"
+    )
+
+# transformers 4.57 looks up names in plans of tensor parallelism after it has replaced every number in them.
+FOUR = "*" if transformers.__version__.startswith("4.") else "4"
 
 
-class NtkConfig(PretrainedConfig):
+class NtkConfig(transformers.PretrainedConfig):
     """A family's own keys, and:
 
     Args:
         alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
             ntk_alibi.py for the keys.
+
+    Each subclass names ``__init__`` again, or transformers 5 would give it one of its own.
     """
 
     defaults = {}
     """The family's own keys, with the values that they have where config.json lacks them."""
-
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        cls.__init__ = NtkConfig.__init__  # transformers 5 gives each class one of its own
 
     def __init__(self, **kwargs: Any):
         values = {"alibi_scaling": None, **copy.deepcopy(self.defaults), **kwargs}
@@ -36,6 +44,7 @@ class NtkDecoderConfig(NtkConfig):
     """The configuration of a decoder."""
 
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
+    __init__ = NtkConfig.__init__
 
     @property
     def head_dim(self) -> int:

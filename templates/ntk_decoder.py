@@ -7,25 +7,26 @@ A family's backbone and heads are its own classes. They name these mixins first 
 transformers looks for (``PreTrainedModel``, ``GenerationMixin``) among their direct bases.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
+from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
     SequenceClassifierOutputWithPast,
 )
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple, logging
+from transformers.utils import can_return_tuple, logging
 
 from .ntk_alibi import Alibi
-from .ntk_cache import CACHE, Cache, grow
-from .ntk_heads import IGNORED, Head, check_keywords, checked_tp_plan, refuse_vllm
-from .ntk_plan import PACKED, check_paged_scaling, plan_attention
+from .ntk_attention import head_processes
+from .ntk_cache import CACHE, grow
+from .ntk_heads import Head, Support, check_keywords
+from .ntk_modes import PACKED, check_paged_scaling
+from .ntk_plan import plan_attention
 
 logger = logging.get_logger(__name__)
 
@@ -35,28 +36,25 @@ LOSS_KEYWORDS = frozenset({"ignore_index", "shift_labels"})
 ATTENTION_KEYWORDS = PACKED | {"kernel_options"}
 
 
-class DecoderSupport:
+class DecoderSupport(Support):
     """Mixin for a family's base class: what transformers may do with the family's models."""
 
-    supports_gradient_checkpointing = True
     _skip_keys_device_placement = ["cache", "past_key_values"]
     _supports_attention_backend = True
     _supports_flash_attn = True
     _supports_flex_attn = True
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
-    tp_plan = PreTrainedModel.tp_plan.getter(checked_tp_plan)
-    is_backend_compatible = classmethod(refuse_vllm)
 
 
 class AlibiDecoder:
     """Mixin for a family's backbone.
 
-    The family sets ``alibi`` and names its modules. A layer is called as ``layer(hidden_states, plan=...,
-    past_key_values=...)`` and returns the hidden states and its attention weights or None.
+    The family sets ``alibi`` and names its modules. A layer is called as ``layer(hidden_states, plan,
+    past_key_values)`` and returns the hidden states and its attention weights or None.
     """
 
     alibi: Alibi
+    embeddings_name: str
+    """The attribute that holds the token embeddings."""
     layers_name: str
     """The attribute that holds the layers, in the order in which they run."""
     norm_name: str
@@ -66,6 +64,12 @@ class AlibiDecoder:
     @property
     def decoder_layers(self) -> nn.ModuleList:
         return getattr(self, self.layers_name)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return getattr(self, self.embeddings_name)
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        setattr(self, self.embeddings_name, value)
 
     def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
         """The first layer's input from the token embeddings, both [B, Q, hidden]."""
@@ -99,12 +103,11 @@ class AlibiDecoder:
             position_ids: [B or 1, Q], by default counted from the real tokens. Where they start again at 0,
                 another document starts. Such rows are computed without a cache.
             inputs_embeds: [B, Q, hidden] instead of ``input_ids``.
-            kwargs: keywords of the attention function (``cu_seq_lens_q``, ...) are handed down. Keywords that
-                transformers passes to every model, such as ``cache_position``, are ignored: ALiBi does not
-                need them.
+            kwargs: keywords of the attention function (``cu_seq_lens_q``, ...) are handed down, others
+                ignored.
 
         Raises:
-            TypeError: any other keyword.
+            TypeError: a keyword that ``check_keywords`` rejects.
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a cache that is a tuple, as in
                 old releases; a mask or positions that ``plan_attention`` rejects.
         """
@@ -122,12 +125,13 @@ class AlibiDecoder:
             past_key_values = kwargs.pop("cache")
         # That of continuous batching is no Cache, and comes with many keywords of its own.
         if kwargs.get("cache") is None:
-            check_keywords(self, kwargs, IGNORED | ATTENTION_KEYWORDS)
+            check_keywords(self, kwargs)
             kwargs = {name: value for name, value in kwargs.items() if name in ATTENTION_KEYWORDS}
         if past_key_values is not None and not isinstance(past_key_values, Cache):
             kind = type(past_key_values).__name__
             raise ValueError(f"past_key_values must be a transformers Cache, got {kind}")
-        if self.gradient_checkpointing and self.training and (use_cache or past_key_values is not None):
+        checkpointing = self.gradient_checkpointing and self.training
+        if checkpointing and (use_cache or past_key_values is not None):
             if past_key_values is not None and past_key_values.get_seq_length():
                 raise ValueError(
                     "gradient checkpointing does not work with a filled cache; train without one"
@@ -138,6 +142,9 @@ class AlibiDecoder:
             inputs_embeds = self.get_input_embeddings()(input_ids)
 
         hidden_states = self.prepare_embeddings(inputs_embeds)
+        processes = head_processes(self.decoder_layers[0])
+        if processes is not None and kwargs.get("cache") is not None:
+            raise ValueError("continuous batching does not work with tensor parallelism; use generate")
         plan = plan_attention(
             config,
             self.alibi,
@@ -147,6 +154,7 @@ class AlibiDecoder:
             position_ids,
             past_key_values,
             output_attentions,
+            processes,
             **kwargs,
         )
         if use_cache and past_key_values is None and not plan.packed:
@@ -155,7 +163,8 @@ class AlibiDecoder:
         all_hidden_states, all_attentions = [], []
         for layer in self.decoder_layers:
             all_hidden_states.append(hidden_states)
-            hidden_states, weights = layer(hidden_states, plan=plan, past_key_values=past_key_values)
+            run = partial(self._gradient_checkpointing_func, layer) if checkpointing else layer
+            hidden_states, weights = run(hidden_states, plan, past_key_values)
             all_attentions.append(weights)
         hidden_states = self.final_norm(hidden_states)
         all_hidden_states.append(hidden_states)
@@ -209,7 +218,7 @@ class CausalLMHead(DecoderHead):
 
     def _get_static_cache_init_shape(self) -> tuple[int, int] | None:
         # transformers 5 does not recognise which heads a process has. Without a shape, the first keys decide.
-        return None if (self._tp_size or 1) > 1 else super()._get_static_cache_init_shape()
+        return None if (self.tp_size or 1) > 1 else super()._get_static_cache_init_shape()
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         check_paged_scaling(self.base_model.alibi)  # later, transformers would only log the error
@@ -282,7 +291,7 @@ class SequenceClassificationHead(DecoderHead):
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast:
         """Runs backbone and head; the arguments are the backbone's, and:
 

@@ -8,19 +8,20 @@ Families differ in their layers. A family's backbone is its own class. It names 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import can_return_tuple
 
 from .ntk_alibi import Alibi
-from .ntk_heads import check_keywords, checked_tp_plan, refuse_vllm
+from .ntk_heads import check_keywords
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
 from .ntk_tiles import infers_on_cpu
 
@@ -37,23 +38,6 @@ def check_attention(name: str | None) -> None:
             f'Specified `attn_implementation="{name}"` is not supported, because it cannot compute the ALiBi '
             f"bias of an encoder; use one of: {', '.join(ATTENTION)}"
         )
-
-
-class EncoderSupport:
-    """Mixin for a family's base class: what transformers may do with the family's models."""
-
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
-    tp_plan = PreTrainedModel.tp_plan.getter(checked_tp_plan)
-    is_backend_compatible = classmethod(refuse_vllm)
-
-    def _check_and_adjust_attn_implementation(
-        self, attn_implementation: str | None, *args: Any, **kwargs: Any
-    ) -> str:
-        """transformers' check of ``attn_implementation``, when a model is made and when it is changed."""
-        check_attention(attn_implementation)
-        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
 
 def layer_norm(config: Any) -> nn.LayerNorm:
@@ -167,9 +151,9 @@ class Pooler(nn.Module):
 class AlibiEncoder:
     """Mixin for a family's backbone; ``layer_class`` is the family's layer.
 
-    The family sets ``alibi`` after calling ``__init__``. A layer is called as ``layer(hidden_states,
-    plan=...)`` and returns the hidden states and its attention weights or None. A family with other modules
-    than BERT's overrides what stands before ``forward``.
+    The family sets ``alibi`` after calling ``__init__``. A layer is called as ``layer(hidden_states, plan)``
+    and returns the hidden states and its attention weights or None. A family with other modules than BERT's
+    overrides what stands before ``forward``.
     """
 
     alibi: Alibi
@@ -232,11 +216,10 @@ class AlibiEncoder:
             inputs_embeds: [B, L, hidden] instead of ``input_ids``.
             position_ids: [B or 1, L], only to make sure that a row is one text.
 
-        Keywords that transformers passes to every model, such as ``cache_position``, are ignored: ALiBi does
-        not need them.
+        Other keywords are ignored.
 
         Raises:
-            TypeError: any other keyword.
+            TypeError: a keyword that ``check_keywords`` rejects.
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; an attention mask that is not
                 [B, L]; several texts in a row; a config that names an attention function other than ``sdpa``
                 and ``eager``.
@@ -247,8 +230,8 @@ class AlibiEncoder:
             output_hidden_states = config.output_hidden_states
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
-        check_keywords(self, kwargs)
-        check_attention(config._attn_implementation)  # it may have been written into the config
+        check_keywords(self, kwargs, "cache", "past_key_values", "cu_seq_lens_q")
+        check_attention(config._attn_implementation)
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
 
@@ -260,7 +243,9 @@ class AlibiEncoder:
             check_one_text(position_ids, real)
         all_hidden_states, all_attentions = [hidden_states], []
         for index, layer in enumerate(self.encoder_layers):
-            hidden_states, weights = layer(hidden_states, plan=plans[index if len(plans) > 1 else 0])
+            checkpointing = self.gradient_checkpointing and self.training
+            run = partial(self._gradient_checkpointing_func, layer) if checkpointing else layer
+            hidden_states, weights = run(hidden_states, plans[index if len(plans) > 1 else 0])
             all_hidden_states.append(hidden_states)
             all_attentions.append(weights)
         hidden_states = self.final_norm(hidden_states)

@@ -12,12 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import (
-    MaskedLMOutput,
-    SequenceClassifierOutput,
-)
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
+from transformers.utils import can_return_tuple
 
 from .ntk_heads import Head
 
@@ -69,6 +65,9 @@ class MaskedLMModule(nn.Module):
         super().__init__()
         self.predictions = predictions
 
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.predictions(hidden_states)
+
 
 class MaskedLMHead(EncoderHead):
     """Logits [B, L, vocabulary] for each position from one linear layer, tied if configured."""
@@ -88,7 +87,7 @@ class MaskedLMHead(EncoderHead):
         token_type_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> MaskedLMOutput:
         """Runs backbone and head. Arguments: the backbone's, and ``labels`` [B, L], token ids or -100."""
         backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
@@ -114,7 +113,7 @@ class BertMaskedLMHead(MaskedLMHead):
         self.cls = MaskedLMModule(Predictions(config, epsilon, self.decoder_bias))
 
     def predict(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.cls.predictions(hidden_states)
+        return self.cls(hidden_states)  # BiRNA-BERT's users put an identity here, to read hidden states
 
     def get_output_embeddings(self) -> nn.Module:
         return self.cls.predictions.decoder
@@ -150,7 +149,7 @@ class SequenceClassificationHead(EncoderHead):
         token_type_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Runs backbone and head; the arguments are the backbone's, and:
 

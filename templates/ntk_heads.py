@@ -2,76 +2,92 @@
 # Copyright 2026 the ntk-convert authors
 """Code that decoders and encoders share: two heads, and what all heads have in common."""
 
-import re
 import sys
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenClassifierOutput
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import can_return_tuple
 
-# Keywords that transformers (generate, Trainer, tokenizers) passes to any model. ALiBi needs none of them.
-IGNORED = frozenset(
-    {"cache_position", "num_items_in_batch", "output_router_logits", "skip_logits", "token_type_ids"}
+# Arguments of any forward. One whose name is nearly one of these is misspelt.
+NAMES = (
+    *("input_ids", "attention_mask", "position_ids", "token_type_ids", "inputs_embeds", "labels"),
+    *("past_key_values", "use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"),
 )
-# transformers 4.57 looks up names in plans after it has replaced every number in them, as in dense_h_to_4h.
-OLD_NAMES = transformers.__version__.startswith("4.")
+# Keywords of transformers' own models and of the originals that change the result, and are not served.
+NOT_SERVED = frozenset(
+    {
+        *("head_mask", "cross_attn_head_mask", "encoder_hidden_states", "encoder_attention_mask"),
+        *("is_causal", "prefix_mask", "sequence_id", "subset_mask", "masked_tokens_mask"),
+    }
+)
 
 
-def refuse_vllm(cls: type[PreTrainedModel]) -> bool:
-    """Answers who asks whether the code runs with another attention, as sentence-transformers and vLLM do.
+def check_keywords(model: nn.Module, keywords: Mapping[str, Any], *not_served: str) -> None:
+    """Raises TypeError for a keyword of ``forward`` that is misspelt, or would change the result if served.
 
-    vLLM would pass other keywords, and divide fused weights between processes by the wrong rows.
-
-    Raises:
-        ValueError: vLLM asks.
-    """
-    if "vllm" in sys.modules:
-        raise ValueError(
-            f"{cls.__name__}: vLLM cannot run this code. To serve a converted model with vLLM, leave out "
-            "--trust-remote-code and --model-impl, and install the plugin: pip install '.[vllm]' in a clone "
-            "of ntk-convert"
-        )
-    return bool(cls._supports_attention_backend)
-
-
-def check_keywords(model: nn.Module, keywords: Mapping[str, Any], known: frozenset[str] = IGNORED) -> None:
-    """Raises TypeError for an unknown keyword of ``forward``; None is always accepted, as it changes nothing.
-
-    A model that ignored a misspelt ``attention_mask`` would silently be wrong.
+    Others change nothing, so they are ignored, as in transformers' own models: generate, pipelines, the
+    Trainer and tokenizers pass many.
     """
     for name, value in keywords.items():
-        if value is not None and name not in known:
-            raise TypeError(f"{type(model).__name__}.forward() got an unexpected keyword argument {name!r}")
+        if value is None:
+            continue
+        near = [known for known in NAMES if name not in NAMES and shortened(name) & shortened(known)]
+        if near or name in NOT_SERVED or name in not_served:
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            message = f"{type(model).__name__}.forward() got an unexpected keyword argument {name!r}{hint}"
+            raise TypeError(message)
 
 
-def checked_tp_plan(model: Any) -> dict[str, str]:
-    """The model's plan for tensor parallelism, which transformers reads before it divides the weights.
+def shortened(name: str) -> set[str]:
+    """The name, and the name without one of its letters."""
+    return {name, *(name[:at] + name[at + 1 :] for at in range(len(name)))}
 
-    Raises:
-        ValueError: the model's class has no plan, or its heads cannot be divided among the processes.
-    """
-    plan = PreTrainedModel.tp_plan.fget(model)
-    processes, config = model._tp_size or 1, model.config
-    if processes > 1:
-        name = type(model).__name__
-        if not plan:
-            raise ValueError(f"{name} does not support tensor parallelism; load it without tp_plan")
-        heads = config.num_attention_heads
-        groups = getattr(config, "num_key_value_heads", heads)
-        if heads % processes or (groups % processes and processes % groups):
+
+class Support:
+    """Mixin for a family's base class: what transformers may do with the family's models."""
+
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | PathLike, *args: Any, config: Any = None, **kwargs: Any
+    ) -> PreTrainedModel:
+        """transformers' method, which may be given a config of another class, such as ``BertConfig``."""
+        ours = cls.config_class
+        if hasattr(config, "to_dict") and not isinstance(config, ours):
+            config = ours.from_dict({**config.to_dict(), "model_type": ours.model_type})
+        return super().from_pretrained(name, *args, config=config, **kwargs)
+
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Ties the head; transformers 5.3 leaves it without values."""
+        super().tie_weights(*args, **kwargs)
+        head = self.get_output_embeddings()
+        if head is not None and head.weight.is_meta and self.config.tie_word_embeddings:
+            head.weight = self.get_input_embeddings().weight
+
+    @classmethod
+    def is_backend_compatible(cls) -> bool:
+        """Answers who asks whether the code runs with another attention: sentence-transformers and vLLM.
+
+        vLLM would pass other keywords, and divide fused weights between processes by the wrong rows.
+
+        Raises:
+            ValueError: vLLM asks.
+        """
+        if "vllm" in sys.modules:
             raise ValueError(
-                f"the {heads} attention heads of {name} ({groups} key heads) cannot be divided evenly among "
-                f"{processes} processes; use another number of processes"
+                f"{cls.__name__}: vLLM cannot run this code. To serve a converted model with vLLM, leave out "
+                "--trust-remote-code and --model-impl, and install the plugin: pip install '.[vllm]' in a "
+                "clone of ntk-convert"
             )
-    if OLD_NAMES:
-        plan = {re.sub(r"\d+", "*", weights): style for weights, style in plan.items()}
-    return plan
+        return bool(cls._supports_attention_backend)
 
 
 class Head:
@@ -114,7 +130,7 @@ class TokenClassificationHead:
         token_type_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> TokenClassifierOutput:
         """Runs backbone and head. Arguments: the backbone's, and ``labels`` [B, tokens], class indices."""
         backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
@@ -140,7 +156,7 @@ class QuestionAnsweringHead:
         inputs_embeds: torch.Tensor | None = None,
         start_positions: torch.LongTensor | None = None,
         end_positions: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
         """Runs backbone and head; the arguments are the backbone's, and:
 

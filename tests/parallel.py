@@ -93,8 +93,9 @@ def tensor_parallel_gradients(folder: str) -> dict[str, float]:
 
 
 def tensor_parallel_trunk(folder: str) -> dict[str, Any]:
-    load(folder, AutoModel, tp_plan="auto")
-    return {}
+    ids, mask = batch(rows=2, length=40)
+    models = load(folder, AutoModel), load(folder, AutoModel, tp_plan="auto")
+    return {"states": difference(*(model(ids, attention_mask=mask).last_hidden_state for model in models))}
 
 
 def fsdp_step(folder: str) -> dict[str, float]:

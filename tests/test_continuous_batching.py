@@ -119,8 +119,8 @@ def test_eager_attention_in_half_precision_is_refused(converted: Convert) -> Non
 def test_tensor_parallelism_is_refused(converted: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has only some of the heads that the paged cache was made for."""
     model = with_attention(load(converted("bloom")), "sdpa")
-    module = sys.modules[type(model.base_model.decoder_layers[0].self_attention).__mro__[1].__module__]
-    monkeypatch.setattr(module, "head_mesh", lambda _: object())
+    module = sys.modules[type(model.base_model).__mro__[1].__module__]
+    monkeypatch.setattr(module, "head_processes", lambda _: object())
     with pytest.raises(ValueError, match="continuous batching does not work with tensor parallelism"):
         model(torch.tensor([[5]]), position_ids=torch.tensor([[7]]), cache=object())
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from transformers import Trainer, TrainingArguments
+from transformers import AutoTokenizer, Trainer, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from tests import tiny
@@ -53,51 +53,81 @@ def every_model(folder: Path, family: str) -> Iterator[tuple[str, Any]]:
         yield head or "LanguageModel", model.eval()
 
 
+REFUSED = {"atention_mask": "attention_mask", "attention_masks": "attention_mask", "input_id": "input_ids"}
+"""Keywords that are misspelt -> what they should be."""
+NOT_SERVED = ("head_mask", "is_causal", "encoder_hidden_states", "sequence_id")
+IGNORED = (
+    "cache_position",
+    "num_items_in_batch",
+    "output_router_logits",
+    "skip_logits",
+    "tokenizer",
+    "other",
+)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("family", MODELS)
-def test_a_misspelt_keyword_is_an_error(converted: Convert, family: str) -> None:
+def test_keywords_that_would_change_the_result(converted: Convert, family: str) -> None:
+    """Misspelt ones, and those of stock models that are not served here."""
     folder = converted(family, scaling="none")
     ids, mask = batch(rows=2, length=20, side="right")
+    wrong = {name: rf"; did you mean '{right}'\?" for name, right in REFUSED.items()} | dict.fromkeys(
+        NOT_SERVED, ""
+    )
+    if family in tiny.ENCODERS:
+        wrong |= dict.fromkeys(("past_key_values", "cu_seq_lens_q"), "")
     for head, model in every_model(folder, family):
         model.config.pad_token_id = tiny.PAD
-        for wrong in ({"atention_mask": mask}, {"head_mask": torch.ones(4)}, {"is_causal": False}):
-            [name] = wrong
-            message = (
+        for name, hint in wrong.items():
+            words = (
                 rf"{type(model.base_model).__name__}\.forward\(\) got an unexpected keyword argument '{name}'"
             )
             for labels in ({}, LABELS[head](ids)):
-                with pytest.raises(TypeError, match=message):
-                    model(ids, attention_mask=mask, **wrong, **labels)
+                with pytest.raises(TypeError, match=words + hint):
+                    model(ids, attention_mask=mask, **{name: mask}, **labels)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", MODELS)
-def test_keywords_for_any_model_are_accepted(converted: Convert, family: str, warnings: Warnings) -> None:
+def test_other_keywords_change_nothing(converted: Convert, family: str, warnings: Warnings) -> None:
     folder = converted(family, scaling="none")
     ids, mask = batch(rows=2, length=20, side="right")
     positions = torch.arange(20)
     for head, model in every_model(folder, family):
         warnings()
+        model.config.pad_token_id = tiny.PAD
+        plain = model(ids, attention_mask=mask, **LABELS[head](ids))
         keywords = {
+            **dict.fromkeys(IGNORED, torch.tensor(40)),
+            **dict.fromkeys((*REFUSED, *NOT_SERVED)),
             "position_ids": positions[None],
-            "cache_position": positions,
             "token_type_ids": torch.zeros_like(ids),
-            "num_items_in_batch": torch.tensor(8),
-            "output_router_logits": False,  # the Trainers of mixtures of experts
-            "skip_logits": True,  # the Trainer with use_liger_kernel
-            "head_mask": None,
-            "anything": None,
         }
+        if head == "LanguageModel":
+            del keywords["num_items_in_batch"]  # the loss divides by it
         if head == "LanguageModel" and family in DECODERS:
             keywords |= {"ignore_index": -100, "shift_labels": None}
-        model.config.pad_token_id = tiny.PAD
-        model(ids, attention_mask=mask, **keywords, **LABELS[head](ids))
+        output = model(ids, attention_mask=mask, **keywords, **LABELS[head](ids))
+        assert all(
+            torch.equal(output[name], plain[name]) for name in plain if torch.is_tensor(plain[name])
+        ), head
         assert warnings() == [], head
         # The Trainer drops columns that forward does not name, among them the mask.
         columns = {"input_ids", "attention_mask", "inputs_embeds", *LABELS[head](ids)}
         if family in tiny.ENCODERS:
             columns.add("token_type_ids")
         assert columns <= inspect.signature(model.forward).parameters.keys(), head
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_generate_with_a_tokenizer(converted: Convert, family: str) -> None:
+    """generate hands it to forward, too."""
+    folder = converted(family)
+    model, tokenizer = load(folder), AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    ids, _ = batch(rows=1, length=20)
+    made = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False, tokenizer=tokenizer), made)
 
 
 @pytest.mark.parametrize("family", DECODERS)

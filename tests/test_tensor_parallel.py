@@ -73,6 +73,13 @@ def wrong(results: dict[str, list[dict[str, Any]]]) -> list[str]:
     ]
 
 
+def undivided(both: list[dict[str, Any]], name: str) -> bool:
+    """Without a plan, transformers 5 raises an error, and in 4.57 every process computes everything."""
+    return all(
+        "has no `tp_plan`" in result.get("raised", "") or result.get(name, 1) < 1e-5 for result in both
+    )
+
+
 def test_two_processes_give_the_logits_of_one(tmp_path: Path) -> None:
     right = {name: ("tensor_parallel", build(tmp_path, name, name)) for name in ("bloom", "replit")}
     for scaling in ("fitted-position", "by-parts-position-tempered"):
@@ -97,11 +104,9 @@ def test_two_processes_give_the_logits_of_one(tmp_path: Path) -> None:
     assert all("raised" in result for result in results["rows"])
     # The first process's slopes in both of them do not give the same logits.
     assert max(result["logits"] for result in results["channels"]) > 1e-2
-    for name, message in (
-        ("odd", "the 3 attention heads of NtkBloomForCausalLM (3 key heads) cannot be divided evenly"),
-        ("jais", "NtkJaisForCausalLM does not support tensor parallelism"),
-    ):
-        assert all(result["raised"].startswith(message) for result in results[name]), results[name]
+    odd = "the 3 attention heads (3 key heads) cannot be divided evenly among 2 processes"
+    assert all(result["raised"].startswith(odd) for result in results["odd"]), results["odd"]
+    assert undivided(results["jais"], "logits"), results["jais"]
 
 
 @pytest.mark.slow
@@ -137,9 +142,9 @@ def test_training_in_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_encoders_refuse_tensor_parallelism(tmp_path: Path) -> None:
+def test_encoders_are_not_divided(tmp_path: Path) -> None:
     for family, write in tiny.ENCODERS.items():
         convert(write(tmp_path / f"{family} source"), tmp_path / family, method="none", verify=False)
     jobs = {family: ("tensor_parallel_trunk", tmp_path / family) for family in tiny.ENCODERS}
     for both in launch(jobs, tmp_path).values():
-        assert all("does not support tensor parallelism" in result["raised"] for result in both)
+        assert undivided(both, "states"), both

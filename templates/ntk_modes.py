@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
+"""What ``plan_attention`` needs beside plain generation.
+
+    given_positions            the caller passes position_ids
+    packed_keywords            position_ids start again: rows hold several documents (``packed`` rows)
+    stated_positions, own_mask the caller passes a mask of four dimensions
+    check_counted              the cache is quantised
+    check_continuous_batching  transformers' continuous batching, with its paged cache
+    block_mask                 flex_attention, which takes no other mask
+
+Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import flex_attention
+from transformers import AttentionInterface
+
+from .ntk_alibi import Alibi
+from .ntk_cache import UPDATES_PAGED
+
+if TYPE_CHECKING:
+    from .ntk_plan import CacheState, Positions
+
+FUNCTIONS = AttentionInterface()
+# Arguments of attention functions that take rows of several documents.
+PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
+
+
+def given_positions(
+    position_ids: torch.Tensor, counted: Positions, hidden_states: torch.Tensor, cache: CacheState
+) -> Positions:
+    """The caller's positions [B or 1, Q], and where documents start.
+
+    Raises:
+        ValueError: the positions have another shape, do not rise by one, are negative, or start again over a
+            cache, where nothing tells the documents apart.
+    """
+    rows, queries = hidden_states.shape[:2]
+    position_ids = checked_shape(position_ids, hidden_states)
+    if counted.real is not None:
+        # Places in the cache count padded tokens too. Chunked prefill of transformers 4.57 passes them.
+        places = (position_ids == cache.slots).all(dim=-1, keepdim=True)
+        position_ids = torch.where(places, counted.queries, position_ids)
+    tracing = torch.compiler.is_compiling()
+    single = counted._replace(queries=position_ids, keys=position_ids)
+    if counted.real is None:
+        single = single._replace(lengths=position_ids[:, -1:] + 1)
+    if queries == 1 or (tracing and cache.used):
+        return single
+
+    position_ids = position_ids.expand(rows, -1)
+    real = torch.ones_like(position_ids).bool() if counted.real is None else counted.real[:, -queries:]
+    # A document starts where the position is not the one after that of the last real token.
+    last = torch.where(real, torch.arange(queries, device=real.device), -1).cummax(-1).values[:, :-1]
+    steps = position_ids[:, 1:] != position_ids.gather(1, last.clamp(min=0)) + 1
+    starts = F.pad(steps & real[:, 1:] & (last >= 0), (1, 0))
+    wrong = real & ((position_ids < 0) | (starts & (position_ids != 0)))
+    if not tracing:
+        if not (starts | wrong).any():
+            return single
+        if wrong.any():
+            row, token = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"position_ids: token {token} of row {row} is at {int(position_ids[row, token])}; positions "
+                "rise by one from token to token, or start again at 0 with another document"
+            )
+        if cache.used:
+            raise ValueError(
+                "position_ids start again at 0, but documents in one row cannot share a cache; pass "
+                "use_cache=False and no past_key_values"
+            )
+    documents = starts.cumsum(-1)
+    places = position_ids * real
+    ends = torch.zeros_like(places).scatter_reduce(1, documents, places, "amax").gather(1, documents)
+    return counted._replace(queries=position_ids, keys=position_ids, lengths=ends + 1, starts=starts)
+
+
+def checked_shape(position_ids: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+    """The caller's positions, int64 [B or 1, Q], on the device of the hidden states [B, Q, hidden]."""
+    rows, queries = hidden_states.shape[:2]
+    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != queries:
+        raise ValueError(f"position_ids must be [{rows}, {queries}], got {list(position_ids.shape)}")
+    return position_ids.to(hidden_states.device)
+
+
+def packed_keywords(
+    keywords: Mapping[str, Any],
+    position_ids: torch.Tensor | None,
+    positions: Positions,
+    shape: tuple[int, int],
+) -> dict[str, Any]:
+    """The keywords, with those of an attention function that takes no mask and rows of several documents.
+
+    Raises:
+        ValueError: ``cu_seq_lens_q`` and the positions disagree about where documents start, or there are no
+            positions.
+    """
+    if position_ids is None and (named := [keyword for keyword in keywords if keyword in PACKED]):
+        raise ValueError(f"{named[0]} needs position_ids, which start again at 0 with every document")
+    keywords = {name: value for name, value in keywords.items() if name != "seq_idx"}
+    given = keywords.get("cu_seq_lens_q")
+    if torch.compiler.is_compiling():  # the lengths would break the graph
+        return keywords if positions.starts is None else {"position_ids": positions.queries} | keywords
+    if positions.starts is None and given is None:
+        return keywords
+    rows, queries = shape
+    bounds = torch.arange(rows + 1, device=positions.queries.device) * queries
+    if positions.starts is not None:
+        bounds = torch.cat([positions.starts.flatten().nonzero().flatten(), bounds]).unique()
+    bounds = bounds.int()
+    if given is not None and not torch.equal(given.to(bounds), bounds):
+        raise ValueError("cu_seq_lens_q and position_ids disagree about where documents start")
+    longest = int(bounds.diff().max())
+    return keywords | {
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
+        **dict.fromkeys(("max_length_q", "max_length_k"), longest),
+    }
+
+
+def stated_positions(
+    name: str,
+    alibi: Alibi,
+    hidden_states: torch.Tensor,
+    position_ids: torch.Tensor | None,
+    cache: CacheState,
+) -> torch.Tensor:
+    """The caller's positions beside a mask of four dimensions, which does not say them."""
+    if "flash" in name:
+        raise ValueError(f"{name} takes no 4-D attention_mask; use one of: sdpa, eager, flex_attention")
+    if alibi.dynamic == "length":
+        raise ValueError(
+            "a 4-D attention_mask does not say the lengths that length-dynamic scaling needs; convert the "
+            "model with --dynamic position"
+        )
+    if position_ids is None:
+        raise ValueError("a 4-D attention_mask needs position_ids, because it does not say positions")
+    if cache.quantised:
+        raise ValueError("a 4-D attention_mask does not work with a quantised cache; use another cache")
+    return checked_shape(position_ids, hidden_states)
+
+
+def own_mask(attention_mask: torch.Tensor, hidden_states: torch.Tensor, keys: int) -> torch.Tensor:
+    """The caller's mask as numbers to add to the scores, [B, 1, Q, keys] in the states' dtype.
+
+    Args:
+        attention_mask: [B or 1, 1, Q, at least keys]. It alone says what each query sees, future and padded
+            keys included: True, or 0 in a mask of floats, which are added to the scores.
+        hidden_states: [B, Q, hidden]; only its shape, dtype and device are used.
+        keys: number of keys that attention reads.
+
+    Raises:
+        ValueError: the mask has another shape or holds integers.
+    """
+    (rows, queries, _), dtype = hidden_states.shape, hidden_states.dtype
+    shape = list(attention_mask.shape)
+    if shape[0] not in (1, rows) or shape[1:3] != [1, queries] or shape[3] < keys:
+        raise ValueError(f"a 4-D attention_mask must be [{rows}, 1, {queries}, {keys}] here, got {shape}")
+    mask, lowest = attention_mask[..., :keys].to(hidden_states.device), torch.finfo(dtype).min
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
+    elif not mask.is_floating_point():
+        raise ValueError(f"a 4-D attention_mask must hold booleans or floats, got {mask.dtype}")
+    return mask.clamp(min=lowest).to(dtype).expand(rows, -1, -1, -1)
+
+
+def check_counted(given: Positions, counted: Positions) -> Positions:
+    """The counted positions, for a quantised cache: it holds keys without them, so each pass counts again.
+
+    Raises:
+        ValueError: the caller's positions are others.
+    """
+    different = given.queries != counted.queries
+    if counted.real is not None:
+        different = different & counted.real[:, -given.queries.shape[1] :]
+    if not torch.compiler.is_compiling() and different.any():
+        raise ValueError(
+            "a quantised cache counts positions by itself; drop position_ids, or use another cache"
+        )
+    return counted
+
+
+def check_continuous_batching(
+    name: str, alibi: Alibi, hidden_states: torch.Tensor, position_ids: torch.Tensor | None
+) -> None:
+    """Raises ValueError if continuous batching does not work with folded keys here."""
+    check_paged_scaling(alibi)
+    # Other functions would attend to the new tokens only; so would sdpa in transformers 4.57.
+    function = FUNCTIONS.get(name)  # None for eager
+    takes_cache = function is not None and "cache" in inspect.signature(function).parameters
+    if not (UPDATES_PAGED or takes_cache or "paged" in name):
+        paged = ", ".join(key for key in FUNCTIONS if "paged" in key)
+        raise ValueError(f"{name} does not work with continuous batching here; use one of: {paged}")
+    if "eager" in name and hidden_states.dtype != torch.float32:
+        raise ValueError(f"{name} rounds the scores to {hidden_states.dtype}; use sdpa or float32")
+    if position_ids is None:
+        raise ValueError("continuous batching needs position_ids")
+
+
+def check_paged_scaling(alibi: Alibi) -> None:
+    """Raises ValueError for a scaling that continuous batching cannot have."""
+    if alibi.dynamic == "length":
+        raise ValueError(
+            "continuous batching does not work with length-dynamic scaling, where a token's hidden state "
+            "depends on the tokens after it; convert the model with --dynamic position"
+        )
+
+
+def block_mask(slots: torch.Tensor, keys: int, documents: torch.Tensor | None) -> Any:
+    """torch's ``BlockMask`` of what ``causal_mask`` says.
+
+    Args:
+        slots: int64 [Q], the places of the queries.
+        keys: K.
+        documents: int64 [B, Q], the document of each token, whose keys are the new ones; None if all are one.
+    """
+
+    def sees(row: Any, head: Any, query: Any, key: Any) -> Any:  # noqa: ARG001
+        seen = key <= slots[query]
+        return seen if documents is None else seen & (documents[row, query] == documents[row, key])
+
+    rows = None if documents is None else len(documents)
+    create = flex_attention.create_block_mask
+    if not torch.compiler.is_compiling():
+        create = torch.compile(create)  # or it would make a tensor [Q, K]
+    return create(sees, rows, None, len(slots), keys, device=slots.device)

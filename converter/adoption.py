@@ -213,7 +213,7 @@ def _open(place: Path) -> Saved:
     rewritten = _check_code(place, code)
     checkpoint = _checkpoint(place)
     if isinstance(recipe, AlibiRecipe):
-        fitted = {**config, "auto_map": recipe.family.auto_map(config.get("architectures") or [])}
+        fitted = {**config, "auto_map": recipe.family.auto_map}
     else:
         fitted = settings.respelled(config)
     fitted |= {PROVENANCE: replace(provenance, fine_tuned=True).to_json()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import re
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar
 
-from converter._version import __version__
+from converter._version import TESTED, __version__
 from converter.errors import SourceError
 
 Config = Mapping[str, Any]
@@ -145,7 +146,7 @@ class Provenance:
     """Folder in the source that held the checkpoint."""
 
     def to_json(self) -> dict[str, Any]:
-        """The value of ``PROVENANCE`` in config.json."""
+        """The value of ``PROVENANCE`` in config.json; ``transformers`` is the version at hand."""
         more = {
             "subfolder": self.subfolder,
             ROTARY: self.rotary,
@@ -156,6 +157,8 @@ class Provenance:
             "source": self.source,
             "commit": self.commit,
             "version": __version__,
+            "transformers": importlib.metadata.version("transformers"),
+            "tested_transformers": list(TESTED),
             "train_length": self.train_length,
             **{key: value for key, value in more.items() if value},
         }

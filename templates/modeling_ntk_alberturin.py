@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""AlBERTurin with scaled ALiBi slopes."""
+"""AlBERTurin with scaled ALiBi slopes.
+
+configuration_ntk_alberturin.py, ntk_config.py  the keys of config.json
+modeling_ntk_alberturin.py                      this file: what is the family's own
+ntk_alibi.py                                    the formula: slopes, and how they are scaled
+ntk_encoder.py                                  the forward pass
+ntk_heads.py, ntk_encoder_heads.py              the heads on top of it
+ntk_symmetric.py, ntk_tiles.py                  attention, and a faster way on CPUs
+"""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +19,7 @@ from .configuration_ntk_alberturin import NtkAlberturinConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_encoder import AlibiEncoder, by_slices
-from .ntk_encoder_heads import EncoderHead, MaskedLMHead, SequenceClassificationHead
+from .ntk_encoder_heads import EncoderHead, FirstTokenHead, MaskedLMHead
 from .ntk_heads import QuestionAnsweringHead, Support, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 from .ntk_tiles import Tile  # noqa: F401 -- see above
@@ -105,7 +113,7 @@ class NtkAlberturinModel(AlibiEncoder, NtkAlberturinPreTrainedModel):
     def prepare_embeddings(
         self,
         inputs_embeds: torch.Tensor,
-        token_type_ids: torch.Tensor | None,  # noqa: ARG002
+        token_type_ids: torch.Tensor | None,
     ) -> torch.Tensor:
         return inputs_embeds
 
@@ -124,7 +132,7 @@ class NtkAlberturinForMaskedLM(MaskedLMHead, NtkAlberturinPreTrainedModel):
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
 
 
-class NtkAlberturinForSequenceClassification(SequenceClassificationHead, NtkAlberturinPreTrainedModel):
+class NtkAlberturinForSequenceClassification(FirstTokenHead, NtkAlberturinPreTrainedModel):
     backbone_class = NtkAlberturinModel
     pools = False
 

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""Baichuan-13B and Baichuan2-13B with scaled ALiBi slopes."""
+"""Baichuan-13B and Baichuan2-13B with scaled ALiBi slopes.
+
+configuration_ntk_baichuan.py, ntk_config.py  the keys of config.json
+modeling_ntk_baichuan.py                      this file: what is the family's own
+ntk_alibi.py                                  the formula: slopes, and how they are scaled
+ntk_decoder.py, ntk_heads.py                  the forward pass, and the heads on top of it
+ntk_plan.py, ntk_attention.py                 positions and masks of a pass, and attention with them
+ntk_modes.py, ntk_cache.py                    what plain generation does not need, and a faster cache
+"""
 
 from typing import Any
 
@@ -14,13 +22,7 @@ from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
-from .ntk_decoder import (
-    AlibiDecoder,
-    CausalLMHead,
-    DecoderHead,
-    DecoderSupport,
-    SequenceClassificationHead,
-)
+from .ntk_decoder import AlibiDecoder, CausalLMHead, DecoderSupport, LastTokenHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
@@ -107,9 +109,7 @@ class NtkBaichuanPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkBaichuanModel(AlibiDecoder, NtkBaichuanPreTrainedModel):
-    embeddings_name = "embed_tokens"
-    layers_name = "layers"
-    norm_name = "norm"
+    embeddings_name, layers_name, norm_name = "embed_tokens", "layers", "norm"
 
     def __init__(self, config: NtkBaichuanConfig):
         super().__init__(config)
@@ -149,13 +149,13 @@ class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, Generatio
         return loss
 
 
-class NtkBaichuanForSequenceClassification(SequenceClassificationHead, NtkBaichuanPreTrainedModel):
+class NtkBaichuanForSequenceClassification(LastTokenHead, NtkBaichuanPreTrainedModel):
     backbone_class = NtkBaichuanModel
 
 
-class NtkBaichuanForTokenClassification(TokenClassificationHead, DecoderHead, NtkBaichuanPreTrainedModel):
+class NtkBaichuanForTokenClassification(TokenClassificationHead, NtkBaichuanPreTrainedModel):
     backbone_class = NtkBaichuanModel
 
 
-class NtkBaichuanForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkBaichuanPreTrainedModel):
+class NtkBaichuanForQuestionAnswering(QuestionAnsweringHead, NtkBaichuanPreTrainedModel):
     backbone_class = NtkBaichuanModel

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""BLOOM with scaled ALiBi slopes."""
+"""BLOOM with scaled ALiBi slopes.
+
+configuration_ntk_bloom.py, ntk_config.py  the keys of config.json
+modeling_ntk_bloom.py                      this file: what is the family's own
+ntk_alibi.py                               the formula: slopes, and how they are scaled
+ntk_decoder.py, ntk_heads.py               the forward pass, and the heads on top of it
+ntk_plan.py, ntk_attention.py              positions and masks of a pass, and attention with them
+ntk_modes.py, ntk_cache.py                 what plain generation does not need, and a faster cache
+"""
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +20,7 @@ from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
-from .ntk_decoder import (
-    AlibiDecoder,
-    CausalLMHead,
-    DecoderHead,
-    DecoderSupport,
-    SequenceClassificationHead,
-)
+from .ntk_decoder import AlibiDecoder, CausalLMHead, DecoderSupport, LastTokenHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
@@ -81,9 +83,7 @@ class NtkBloomPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkBloomModel(AlibiDecoder, NtkBloomPreTrainedModel):
-    embeddings_name = "word_embeddings"
-    layers_name = "h"
-    norm_name = "ln_f"
+    embeddings_name, layers_name, norm_name = "word_embeddings", "h", "ln_f"
 
     def __init__(self, config: NtkBloomConfig):
         super().__init__(config)
@@ -103,13 +103,13 @@ class NtkBloomForCausalLM(CausalLMHead, NtkBloomPreTrainedModel, GenerationMixin
     _tied_weights_keys = {"lm_head.weight": "transformer.word_embeddings.weight"}
 
 
-class NtkBloomForSequenceClassification(SequenceClassificationHead, NtkBloomPreTrainedModel):
+class NtkBloomForSequenceClassification(LastTokenHead, NtkBloomPreTrainedModel):
     backbone_class = NtkBloomModel
 
 
-class NtkBloomForTokenClassification(TokenClassificationHead, DecoderHead, NtkBloomPreTrainedModel):
+class NtkBloomForTokenClassification(TokenClassificationHead, NtkBloomPreTrainedModel):
     backbone_class = NtkBloomModel
 
 
-class NtkBloomForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkBloomPreTrainedModel):
+class NtkBloomForQuestionAnswering(QuestionAnsweringHead, NtkBloomPreTrainedModel):
     backbone_class = NtkBloomModel

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""Falcon-RW (Falcon with ALiBi) with scaled slopes."""
+"""Falcon-RW (Falcon with ALiBi) with scaled slopes.
+
+configuration_ntk_falcon.py, ntk_config.py  the keys of config.json
+modeling_ntk_falcon.py                      this file: what is the family's own
+ntk_alibi.py                                the formula: slopes, and how they are scaled
+ntk_decoder.py, ntk_heads.py                the forward pass, and the heads on top of it
+ntk_plan.py, ntk_attention.py               positions and masks of a pass, and attention with them
+ntk_modes.py, ntk_cache.py                  what plain generation does not need, and a faster cache
+"""
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +21,7 @@ from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
-from .ntk_decoder import (
-    AlibiDecoder,
-    CausalLMHead,
-    DecoderHead,
-    DecoderSupport,
-    SequenceClassificationHead,
-)
+from .ntk_decoder import AlibiDecoder, CausalLMHead, DecoderSupport, LastTokenHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
@@ -81,9 +83,7 @@ class NtkFalconPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkFalconModel(AlibiDecoder, NtkFalconPreTrainedModel):
-    embeddings_name = "word_embeddings"
-    layers_name = "h"
-    norm_name = "ln_f"
+    embeddings_name, layers_name, norm_name = "word_embeddings", "h", "ln_f"
 
     def __init__(self, config: NtkFalconConfig):
         super().__init__(config)
@@ -102,13 +102,13 @@ class NtkFalconForCausalLM(CausalLMHead, NtkFalconPreTrainedModel, GenerationMix
     _tied_weights_keys = {"lm_head.weight": "transformer.word_embeddings.weight"}
 
 
-class NtkFalconForSequenceClassification(SequenceClassificationHead, NtkFalconPreTrainedModel):
+class NtkFalconForSequenceClassification(LastTokenHead, NtkFalconPreTrainedModel):
     backbone_class = NtkFalconModel
 
 
-class NtkFalconForTokenClassification(TokenClassificationHead, DecoderHead, NtkFalconPreTrainedModel):
+class NtkFalconForTokenClassification(TokenClassificationHead, NtkFalconPreTrainedModel):
     backbone_class = NtkFalconModel
 
 
-class NtkFalconForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkFalconPreTrainedModel):
+class NtkFalconForQuestionAnswering(QuestionAnsweringHead, NtkFalconPreTrainedModel):
     backbone_class = NtkFalconModel

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""JAIS and BTLM with scaled ALiBi slopes."""
+"""JAIS and BTLM with scaled ALiBi slopes.
+
+configuration_ntk_jais.py, ntk_config.py  the keys of config.json
+modeling_ntk_jais.py                      this file: what is the family's own
+ntk_alibi.py                              the formula: slopes, and how they are scaled
+ntk_decoder.py, ntk_heads.py              the forward pass, and the heads on top of it
+ntk_plan.py, ntk_attention.py             positions and masks of a pass, and attention with them
+ntk_modes.py, ntk_cache.py                what plain generation does not need, and a faster cache
+"""
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +21,7 @@ from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
-from .ntk_decoder import (
-    AlibiDecoder,
-    CausalLMHead,
-    DecoderHead,
-    DecoderSupport,
-    SequenceClassificationHead,
-)
+from .ntk_decoder import AlibiDecoder, CausalLMHead, DecoderSupport, LastTokenHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
@@ -89,9 +91,7 @@ class NtkJaisPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkJaisModel(AlibiDecoder, NtkJaisPreTrainedModel):
-    embeddings_name = "wte"
-    layers_name = "h"
-    norm_name = "ln_f"
+    embeddings_name, layers_name, norm_name = "wte", "h", "ln_f"
 
     def __init__(self, config: NtkJaisConfig):
         super().__init__(config)
@@ -115,13 +115,13 @@ class NtkJaisForCausalLM(CausalLMHead, NtkJaisPreTrainedModel, GenerationMixin):
         return self.lm_head(hidden_states) * (self.config.mup_output_alpha * self.config.mup_width_scale)
 
 
-class NtkJaisForSequenceClassification(SequenceClassificationHead, NtkJaisPreTrainedModel):
+class NtkJaisForSequenceClassification(LastTokenHead, NtkJaisPreTrainedModel):
     backbone_class = NtkJaisModel
 
 
-class NtkJaisForTokenClassification(TokenClassificationHead, DecoderHead, NtkJaisPreTrainedModel):
+class NtkJaisForTokenClassification(TokenClassificationHead, NtkJaisPreTrainedModel):
     backbone_class = NtkJaisModel
 
 
-class NtkJaisForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkJaisPreTrainedModel):
+class NtkJaisForQuestionAnswering(QuestionAnsweringHead, NtkJaisPreTrainedModel):
     backbone_class = NtkJaisModel

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""JinaBERT (Jina Embeddings v2) with scaled ALiBi slopes; supports both layouts."""
+"""JinaBERT (Jina Embeddings v2) with scaled ALiBi slopes; supports both layouts.
+
+configuration_ntk_jina_bert.py, ntk_config.py  the keys of config.json
+modeling_ntk_jina_bert.py                      this file: what is the family's own
+ntk_alibi.py                                   the formula: slopes, and how they are scaled
+ntk_encoder.py                                 the forward pass
+ntk_heads.py, ntk_encoder_heads.py             the heads on top of it
+ntk_symmetric.py, ntk_tiles.py                 attention, and a faster way on CPUs
+"""
 
 import torch
 from torch import nn
@@ -19,7 +27,7 @@ from .ntk_encoder import (
     by_slices,
     layer_norm,
 )
-from .ntk_encoder_heads import BertMaskedLMHead, EncoderHead, Predictions, SequenceClassificationHead
+from .ntk_encoder_heads import BertMaskedLMHead, EncoderHead, FirstTokenHead, Predictions
 from .ntk_heads import QuestionAnsweringHead, Support, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 from .ntk_tiles import Tile  # noqa: F401 -- see above
@@ -146,7 +154,7 @@ class NtkJinaBertForMaskedLM(BertMaskedLMHead, NtkJinaBertPreTrainedModel):
     _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
 
 
-class NtkJinaBertForSequenceClassification(SequenceClassificationHead, NtkJinaBertPreTrainedModel):
+class NtkJinaBertForSequenceClassification(FirstTokenHead, NtkJinaBertPreTrainedModel):
     backbone_class = NtkJinaBertModel
 
 

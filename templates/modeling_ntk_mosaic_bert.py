@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""MosaicBERT (and DNABERT-2) with scaled ALiBi slopes."""
+"""MosaicBERT (and DNABERT-2) with scaled ALiBi slopes.
+
+configuration_ntk_mosaic_bert.py, ntk_config.py  the keys of config.json
+modeling_ntk_mosaic_bert.py                      this file: what is the family's own
+ntk_alibi.py                                     the formula: slopes, and how they are scaled
+ntk_encoder.py                                   the forward pass
+ntk_heads.py, ntk_encoder_heads.py               the heads on top of it
+ntk_symmetric.py, ntk_tiles.py                   attention, and a faster way on CPUs
+"""
 
 import torch
 from torch import nn
@@ -10,7 +18,7 @@ from .configuration_ntk_mosaic_bert import NtkMosaicBertConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_encoder import AlibiEncoder, EncoderAttention, GatedMLP
-from .ntk_encoder_heads import BertMaskedLMHead, EncoderHead, SequenceClassificationHead
+from .ntk_encoder_heads import BertMaskedLMHead, EncoderHead, FirstTokenHead
 from .ntk_heads import QuestionAnsweringHead, Support, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 from .ntk_tiles import Tile  # noqa: F401 -- see above
@@ -68,7 +76,7 @@ class NtkMosaicBertForMaskedLM(BertMaskedLMHead, NtkMosaicBertPreTrainedModel):
     decoder_bias = True
 
 
-class NtkMosaicBertForSequenceClassification(SequenceClassificationHead, NtkMosaicBertPreTrainedModel):
+class NtkMosaicBertForSequenceClassification(FirstTokenHead, NtkMosaicBertPreTrainedModel):
     backbone_class = NtkMosaicBertModel
 
 

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""MosaicGPT with scaled ALiBi slopes."""
+"""MosaicGPT with scaled ALiBi slopes.
+
+configuration_ntk_mosaic_gpt.py, ntk_config.py  the keys of config.json
+modeling_ntk_mosaic_gpt.py                      this file: what is the family's own
+ntk_alibi.py                                    the formula: slopes, and how they are scaled
+ntk_decoder.py, ntk_heads.py                    the forward pass, and the heads on top of it
+ntk_plan.py, ntk_attention.py                   positions and masks of a pass, and attention with them
+ntk_modes.py, ntk_cache.py                      what plain generation does not need, and a faster cache
+"""
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +20,7 @@ from .ntk_alibi import Alibi
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
-from .ntk_decoder import (
-    AlibiDecoder,
-    CausalLMHead,
-    DecoderHead,
-    DecoderSupport,
-    SequenceClassificationHead,
-)
+from .ntk_decoder import AlibiDecoder, CausalLMHead, DecoderSupport, LastTokenHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
@@ -97,9 +99,7 @@ class NtkMosaicGptPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkMosaicGptModel(AlibiDecoder, NtkMosaicGptPreTrainedModel):
-    embeddings_name = "wte"
-    layers_name = "blocks"
-    norm_name = "ln_f"
+    embeddings_name, layers_name, norm_name = "wte", "blocks", "ln_f"
 
     def __init__(self, config: NtkMosaicGptConfig):
         super().__init__(config)
@@ -125,13 +125,13 @@ class NtkMosaicGptForCausalLM(CausalLMHead, NtkMosaicGptPreTrainedModel, Generat
         return logits * (self.config.d_model**-0.5 if scale == "inv_sqrt_d_model" else scale)
 
 
-class NtkMosaicGptForSequenceClassification(SequenceClassificationHead, NtkMosaicGptPreTrainedModel):
+class NtkMosaicGptForSequenceClassification(LastTokenHead, NtkMosaicGptPreTrainedModel):
     backbone_class = NtkMosaicGptModel
 
 
-class NtkMosaicGptForTokenClassification(TokenClassificationHead, DecoderHead, NtkMosaicGptPreTrainedModel):
+class NtkMosaicGptForTokenClassification(TokenClassificationHead, NtkMosaicGptPreTrainedModel):
     backbone_class = NtkMosaicGptModel
 
 
-class NtkMosaicGptForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkMosaicGptPreTrainedModel):
+class NtkMosaicGptForQuestionAnswering(QuestionAnsweringHead, NtkMosaicGptPreTrainedModel):
     backbone_class = NtkMosaicGptModel

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""MPT with scaled ALiBi slopes."""
+"""MPT with scaled ALiBi slopes.
+
+configuration_ntk_mpt.py, ntk_config.py  the keys of config.json
+modeling_ntk_mpt.py                      this file: what is the family's own
+ntk_alibi.py                             the formula: slopes, and how they are scaled
+ntk_decoder.py, ntk_heads.py             the forward pass, and the heads on top of it
+ntk_plan.py, ntk_attention.py            positions and masks of a pass, and attention with them
+ntk_modes.py, ntk_cache.py               what plain generation does not need, and a faster cache
+"""
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +20,7 @@ from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
-from .ntk_decoder import (
-    AlibiDecoder,
-    CausalLMHead,
-    DecoderHead,
-    DecoderSupport,
-    SequenceClassificationHead,
-)
+from .ntk_decoder import AlibiDecoder, CausalLMHead, DecoderSupport, LastTokenHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
@@ -111,9 +113,7 @@ class NtkMptPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkMptModel(AlibiDecoder, NtkMptPreTrainedModel):
-    embeddings_name = "wte"
-    layers_name = "blocks"
-    norm_name = "norm_f"
+    embeddings_name, layers_name, norm_name = "wte", "blocks", "norm_f"
 
     def __init__(self, config: NtkMptConfig):
         super().__init__(config)
@@ -142,13 +142,13 @@ class NtkMptForCausalLM(CausalLMHead, NtkMptPreTrainedModel, GenerationMixin):
         return logits * (self.config.d_model**-0.5 if scale == "inv_sqrt_d_model" else scale)
 
 
-class NtkMptForSequenceClassification(SequenceClassificationHead, NtkMptPreTrainedModel):
+class NtkMptForSequenceClassification(LastTokenHead, NtkMptPreTrainedModel):
     backbone_class = NtkMptModel
 
 
-class NtkMptForTokenClassification(TokenClassificationHead, DecoderHead, NtkMptPreTrainedModel):
+class NtkMptForTokenClassification(TokenClassificationHead, NtkMptPreTrainedModel):
     backbone_class = NtkMptModel
 
 
-class NtkMptForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkMptPreTrainedModel):
+class NtkMptForQuestionAnswering(QuestionAnsweringHead, NtkMptPreTrainedModel):
     backbone_class = NtkMptModel

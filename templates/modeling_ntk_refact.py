@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""Refact-1.6B with scaled ALiBi slopes."""
+"""Refact-1.6B with scaled ALiBi slopes.
+
+configuration_ntk_refact.py, ntk_config.py  the keys of config.json
+modeling_ntk_refact.py                      this file: what is the family's own
+ntk_alibi.py                                the formula: slopes, and how they are scaled
+ntk_decoder.py, ntk_heads.py                the forward pass, and the heads on top of it
+ntk_plan.py, ntk_attention.py               positions and masks of a pass, and attention with them
+ntk_modes.py, ntk_cache.py                  what plain generation does not need, and a faster cache
+"""
 
 from typing import Any
 
@@ -15,13 +23,7 @@ from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
-from .ntk_decoder import (
-    AlibiDecoder,
-    CausalLMHead,
-    DecoderHead,
-    DecoderSupport,
-    SequenceClassificationHead,
-)
+from .ntk_decoder import AlibiDecoder, CausalLMHead, DecoderSupport, LastTokenHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_modes import PACKED  # noqa: F401 -- see above
 from .ntk_plan import AttentionPlan
@@ -111,8 +113,7 @@ class NtkRefactPreTrainedModel(DecoderSupport, PreTrainedModel):
 class NtkRefactModel(AlibiDecoder, NtkRefactPreTrainedModel):
     """The backbone without the final norm, which Refact stores beside the head."""
 
-    embeddings_name = "wte"
-    layers_name = "h"
+    embeddings_name, layers_name = "wte", "h"
 
     def __init__(self, config: NtkRefactConfig):
         super().__init__(config)
@@ -141,19 +142,14 @@ class FinalNorm:
 class NtkRefactForCausalLM(FinalNorm, CausalLMHead, NtkRefactPreTrainedModel, GenerationMixin):
     backbone_class = NtkRefactModel
 
-    def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(self.ln_f(hidden_states))
 
-
-class NtkRefactForSequenceClassification(FinalNorm, SequenceClassificationHead, NtkRefactPreTrainedModel):
+class NtkRefactForSequenceClassification(FinalNorm, LastTokenHead, NtkRefactPreTrainedModel):
     backbone_class = NtkRefactModel
 
 
-class NtkRefactForTokenClassification(
-    FinalNorm, TokenClassificationHead, DecoderHead, NtkRefactPreTrainedModel
-):
+class NtkRefactForTokenClassification(FinalNorm, TokenClassificationHead, NtkRefactPreTrainedModel):
     backbone_class = NtkRefactModel
 
 
-class NtkRefactForQuestionAnswering(FinalNorm, QuestionAnsweringHead, DecoderHead, NtkRefactPreTrainedModel):
+class NtkRefactForQuestionAnswering(FinalNorm, QuestionAnsweringHead, NtkRefactPreTrainedModel):
     backbone_class = NtkRefactModel

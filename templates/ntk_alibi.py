@@ -30,11 +30,14 @@ CHANNELS = 8
 # Positions are written in base 256: one digit is exact in bfloat16's 8 bits, and three digits reach 2 ** 24.
 # The kernel sums in float32, so the rounding error grows with slope * position, as in stock models.
 BASE = 256
-# The exponents that a scaling of type fitted may have; below 0, a head gets steeper. With the largest factor
-# and rate, all slopes stay within float32.
-EXPONENTS, LARGEST_FACTOR, LARGEST_RATE = (-1.0, 4.0), 65536.0, 16.0
-# The temperatures that it may have; below 0, a head looks less closely at the content of the keys.
-TEMPERATURES = (-1.0, 1.0)
+# The largest exponent, or its negative; with larger ones, slopes would not stay within float32.
+STRONGEST = 4.0
+# Keys of alibi_scaling that only these types have.
+OWN_KEYS = {
+    "fitted": {"exponents", "temperatures"},
+    "by-parts": {"ramp", "temperature"},
+    "ntk": {"temperature"},
+}
 # The score of a padded key is the product of these two, below the score of any real key. float16 can
 # hold both factors for every softmax scale down to 1 / 256.
 PADDED_QUERY, PADDED_KEY = 128.0, -256.0
@@ -78,23 +81,12 @@ def exponents(method: str, slopes: Sequence[float], ramp: Sequence[float] = ()) 
     raise ValueError(f"alibi_scaling: unknown type {method!r}")
 
 
-def fitted_rows(
-    name: str, rows: Any, heads: int, layers: Sequence[int], bounds: tuple[float, float]
-) -> list[list[float]]:
-    """What a scaling of type fitted holds: as many rows as ``layers`` allows, of one number per head.
-
-    Raises:
-        ValueError: they are not such rows, or their numbers are not within the bounds.
-    """
+def fitted_rows(rows: Any, heads: int, layers: set[int]) -> list[list[float]]:
+    """The rows of a scaling of type fitted: as many as ``layers`` allows, of one number per head."""
     shape = [len(row) if isinstance(row, list) else 0 for row in rows] if isinstance(rows, list) else []
     if len(shape) not in layers or any(length != heads for length in shape):
-        wanted = " or ".join(map(str, layers))
-        raise ValueError(
-            f"alibi_scaling: {name} must be {wanted} rows of {heads} numbers, got rows of {shape}"
-        )
-    least, largest = bounds
-    if not all(isinstance(t, int | float) and least <= t <= largest for row in rows for t in row):
-        raise ValueError(f"alibi_scaling: {name} must be numbers from {least:g} to {largest:g}")
+        wanted = " or ".join(map(str, sorted(layers)))
+        raise ValueError(f"alibi_scaling: expected {wanted} rows of {heads} numbers, got rows of {shape}")
     return rows
 
 
@@ -130,55 +122,32 @@ class Alibi:
         self._tensors: dict[torch.device, torch.Tensor] = {}
         if scaling is None:
             return
-        own = {
-            "fitted": {"exponents", "temperatures"},
-            "by-parts": {"ramp", "temperature"},
-            "ntk": {"temperature"},
-        }.get(scaling.get("type"), set())
-        known = {"type", "factor", "train_seq_len", "dynamic", "rate"} | own
-        fitted = scaling.get("type") == "fitted"
-        if "type" not in scaling or set(scaling) - known:
-            raise ValueError(
-                f"alibi_scaling: expected 'type' and keys from {sorted(known)}, got {dict(scaling)}"
-            )
-        if fitted:
-            heads, rows = len(slopes), scaling.get("exponents")
-            self.exponents = fitted_rows("exponents", rows, heads, sorted({1, layers}), EXPONENTS)
+        kind, static = scaling.get("type"), "factor" in scaling
+        known = {"type", "factor"} if static else {"type", "train_seq_len", "dynamic", "rate"}
+        if unknown := set(scaling) - known - OWN_KEYS.get(kind, set()):
+            raise ValueError(f"alibi_scaling: {dict(scaling)} has no use for {', '.join(sorted(unknown))}")
+        if kind == "fitted":
+            self.exponents = fitted_rows(scaling.get("exponents"), len(slopes), {1, layers})
             if "temperatures" in scaling:
-                rows, same = scaling["temperatures"], [len(self.exponents)]
-                self.temperatures = fitted_rows("temperatures", rows, heads, same, TEMPERATURES)
+                self.temperatures = fitted_rows(scaling["temperatures"], len(slopes), {len(self.exponents)})
         else:
-            self.exponents = [exponents(scaling["type"], slopes, scaling.get("ramp", ()))]
+            self.exponents = [exponents(kind, slopes, scaling.get("ramp", ()))]
             if "temperature" in scaling:
-                temperature = scaling["temperature"]
-                if not (isinstance(temperature, int | float) and 0 < temperature <= TEMPERATURES[1]):
-                    raise ValueError(f"alibi_scaling: cannot honour {dict(scaling)}")
-                self.temperatures = [[temperature * t for t in self.exponents[0]]]
-        self.slopes = [list(slopes) for _ in self.exponents]
-        if "factor" in scaling:
-            factor = float(scaling["factor"])
-            in_range = 1 < factor <= LARGEST_FACTOR if fitted else 1 <= factor < math.inf
-            if "train_seq_len" in scaling or "dynamic" in scaling or not in_range:
-                raise ValueError(
-                    f"alibi_scaling: a static scaling needs only a factor of at least 1 (fitted: above 1, at "
-                    f"most {LARGEST_FACTOR:g}), got {dict(scaling)}"
-                )
-            self.slopes = [
-                [m * factor**-t for m, t in zip(slopes, row, strict=True)] for row in self.exponents
-            ]
-            if self.temperatures is not None:
-                self.temperatures = [[factor**u for u in row] for row in self.temperatures]
-            return
-        self.dynamic = scaling.get("dynamic", "length")
-        self.train_length = float(scaling.get("train_seq_len", 0))
+                self.temperatures = [[float(scaling["temperature"]) * t for t in self.exponents[0]]]
+        self.dynamic = None if static else scaling.get("dynamic", "length")
+        self.train_length = float(scaling.get("train_seq_len", int(static)))
         self.rate = float(scaling.get("rate", 1.0))
-        positive = 0 < self.train_length < math.inf and 0 < self.rate < math.inf
-        if (
-            self.dynamic not in ("length", "position")
-            or not positive
-            or (fitted and self.rate > LARGEST_RATE)
-        ):
+        factor = float(scaling.get("factor", 1.0))
+        strengths = (self.train_length, self.rate, factor, float(scaling.get("temperature", 1.0)))
+        powers = [t for row in (*self.exponents, *(self.temperatures or ())) for t in row]
+        sound = all(0 < value < math.inf for value in strengths) and factor >= 1
+        sound = sound and all(isinstance(t, int | float) and abs(t) <= STRONGEST for t in powers)
+        if not sound or self.dynamic not in (None, "length", "position"):
             raise ValueError(f"alibi_scaling: cannot honour {dict(scaling)}")
+        # The strength of a dynamic scaling depends on the positions, see ``at``.
+        self.slopes = [[m * factor**-t for m, t in zip(slopes, row, strict=True)] for row in self.exponents]
+        if static and self.temperatures is not None:
+            self.temperatures = [[factor**u for u in row] for row in self.temperatures]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy, or a pickle that is loaded on another device, starts without tensors.

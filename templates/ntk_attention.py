@@ -3,9 +3,9 @@
 """Causal attention with ALiBi, through transformers' interface for attention functions.
 
 Queries and keys are folded (see ntk_alibi.py), keys before they enter the cache. What is left is plain
-causal attention with heads that are 8 channels larger, so every attention function computes it: the two
-below, and transformers' flex_attention, FlashAttention, kernels from the Hub, and those of continuous
-batching. A channel marks padded keys, so no function needs a padding mask.
+causal attention with heads that are 8 channels larger, so every attention function computes it: sdpa,
+flex_attention, FlashAttention, kernels from the Hub, and those of continuous batching. A channel marks padded
+keys, so no function needs a padding mask.
 
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
 """
@@ -101,8 +101,7 @@ class AlibiAttention(nn.Module):
         if self.num_key_value_groups != groups:
             self.num_key_value_groups = groups  # attention functions read it here
         name = plan.implementation
-        function = {"sdpa": sdpa_attention, "eager": eager_attention}.get(name)
-        output, weights = (function or FUNCTIONS[name])(
+        output, weights = (eager_attention if name == "eager" else FUNCTIONS[name])(
             self,
             fold(query, channels),
             key,
@@ -113,33 +112,6 @@ class AlibiAttention(nn.Module):
             **keywords,
         )
         return output[..., :size].flatten(2), weights
-
-
-def sdpa_attention(
-    module: AlibiAttention,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention by torch's fused kernels; arguments and outputs are those of ``eager_attention``."""
-    groups = module.num_key_value_groups
-    if groups > 1 and attention_mask is not None:  # with a mask, no fused kernel on GPUs has groups
-        key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
-    output = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        dropout_p=dropout,
-        is_causal=query.shape[2] > 1 and attention_mask is None,  # in this order, it is no symbol in a graph
-        scale=scaling,
-        enable_gqa=key.shape[1] != query.shape[1],
-    )
-    return output.transpose(1, 2), None
 
 
 def eager_attention(

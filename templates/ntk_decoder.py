@@ -25,13 +25,11 @@ from .ntk_alibi import Alibi
 from .ntk_attention import head_processes
 from .ntk_cache import CACHE, grow
 from .ntk_heads import Head, Support, check_keywords
-from .ntk_modes import PACKED, check_paged_scaling
+from .ntk_modes import PACKED, check_lengths
 from .ntk_plan import plan_attention
 
 logger = logging.get_logger(__name__)
 
-# Keywords that transformers' next-token loss understands.
-LOSS_KEYWORDS = frozenset({"ignore_index", "shift_labels"})
 # Keywords that the backbone hands down to the attention function. "kernel_options" is flex_attention's.
 ATTENTION_KEYWORDS = PACKED | {"kernel_options"}
 
@@ -54,11 +52,9 @@ class AlibiDecoder:
 
     alibi: Alibi
     embeddings_name: str
-    """The attribute that holds the token embeddings."""
     layers_name: str
-    """The attribute that holds the layers, in the order in which they run."""
     norm_name: str
-    """The attribute that holds the norm after the last layer."""
+    """The attributes that hold the token embeddings, the layers, and the norm after the last layer."""
     gradient_checkpointing = False
 
     @property
@@ -177,20 +173,7 @@ class AlibiDecoder:
         )
 
 
-class DecoderHead(Head):
-    """Mixin for a backbone with a head; ``backbone_class`` is the family's backbone."""
-
-    backbone_class: type
-
-    def __init__(self, config: Any):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        setattr(self, self.base_model_prefix, self.backbone_class(config))
-        self.add_head(config)
-        self.post_init()
-
-
-class CausalLMHead(DecoderHead):
+class CausalLMHead(Head):
     """Next-token logits [B, Q, vocabulary] from a linear layer, tied to the embeddings if configured."""
 
     def add_head(self, config: Any) -> None:
@@ -221,7 +204,7 @@ class CausalLMHead(DecoderHead):
         return None if (self.tp_size or 1) > 1 else super()._get_static_cache_init_shape()
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        check_paged_scaling(self.base_model.alibi)  # later, transformers would only log the error
+        check_lengths(self.base_model.alibi, "continuous batching")  # later, the error would only be logged
         return super().init_continuous_batching(*args, **kwargs)
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -232,15 +215,10 @@ class CausalLMHead(DecoderHead):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Runs backbone and head; the arguments are the backbone's, and:
@@ -252,18 +230,7 @@ class CausalLMHead(DecoderHead):
             kwargs: those of the loss (``num_items_in_batch``, ``ignore_index``, ``shift_labels``) and the
                 backbone's.
         """
-        backbone = self.base_model(
-            input_ids,
-            past_key_values=past_key_values,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-            **{name: value for name, value in kwargs.items() if name not in LOSS_KEYWORDS},
-        )
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.project(backbone.last_hidden_state[:, kept])
         loss = None
@@ -278,46 +245,25 @@ class CausalLMHead(DecoderHead):
         )
 
 
-class SequenceClassificationHead(DecoderHead):
-    """Scores [B, labels] of the last token in each row that is not padding."""
+class LastTokenHead(Head):
+    """Classifies rows by the last token in each that is not padding."""
+
+    output_class = SequenceClassifierOutputWithPast
 
     def add_head(self, config: Any) -> None:
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutputWithPast:
-        """Runs backbone and head; the arguments are the backbone's, and:
-
-        Args:
-            labels: [B] class indices or, for regression or several labels, float targets. If
-                ``config.problem_type`` is not set, the labels decide the kind of loss.
+    def scores(self, backbone: Any, input_ids: torch.Tensor | None) -> torch.Tensor:
+        """Scores [B, labels].
 
         Raises:
             ValueError: there are several rows, and the config has no ``pad_token_id`` to find their ends.
         """
-        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, **kwargs)
-        scores = self.score(backbone.last_hidden_state)
-        rows, length = scores.shape[:2]
-        pad = self.config.pad_token_id
-        if pad is None and rows > 1:
+        scores, pad = self.score(backbone.last_hidden_state), self.config.pad_token_id
+        if pad is None and len(scores) > 1:
             raise ValueError("set config.pad_token_id to classify more than one row at a time")
         if pad is None or input_ids is None:
-            last = torch.full((rows,), length - 1, device=scores.device)
-        else:
-            real = (input_ids != pad).to(device=scores.device, dtype=torch.long)
-            last = (real * torch.arange(length, device=scores.device)).argmax(-1)
-        pooled = scores[torch.arange(rows, device=scores.device), last]
-        return SequenceClassifierOutputWithPast(
-            loss=None if labels is None else self.loss_function(labels, pooled, self.config),
-            logits=pooled,
-            **{CACHE: getattr(backbone, CACHE)},
-            hidden_states=backbone.hidden_states,
-            attentions=backbone.attentions,
-        )
+            return scores[:, -1]
+        real = (input_ids != pad).long()
+        last = (real * torch.arange(real.shape[1], device=real.device)).argmax(-1).to(scores.device)
+        return scores[torch.arange(len(scores), device=scores.device), last]

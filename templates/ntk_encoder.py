@@ -287,7 +287,7 @@ class SentenceEncoding:
         self,
         sentences: str | Sequence[str],
         batch_size: int = 32,
-        show_progress_bar: bool | None = None,  # noqa: ARG002
+        show_progress_bar: bool | None = None,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: torch.device | str | None = None,

@@ -12,25 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
-from transformers.utils import can_return_tuple
+from transformers.modeling_outputs import MaskedLMOutput
 
 from .ntk_heads import Head
 
 
 class EncoderHead(Head):
-    """Mixin for a backbone with a head; ``backbone_class`` is the family's backbone."""
+    """Mixin for the heads of encoders."""
 
-    backbone_class: type
     pools = False
+    """Whether the backbone has a pooler."""
 
-    def __init__(self, config: Any):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        backbone = self.backbone_class(config, add_pooling_layer=self.pools or bool(config.add_pooling_layer))
-        setattr(self, self.base_model_prefix, backbone)
-        self.add_head(config)
-        self.post_init()
+    def backbone_options(self, config: Any) -> dict[str, Any]:
+        return {"add_pooling_layer": self.pools or bool(config.add_pooling_layer)}
 
 
 class PredictionTransform(nn.Module):
@@ -70,7 +64,12 @@ class MaskedLMModule(nn.Module):
 
 
 class MaskedLMHead(EncoderHead):
-    """Logits [B, L, vocabulary] for each position from one linear layer, tied if configured."""
+    """Logits [B, L, vocabulary] for each position from one linear layer, tied if configured.
+
+    ``labels`` [B, L] are token ids or -100.
+    """
+
+    output_class = MaskedLMOutput
 
     def add_head(self, config: Any) -> None:
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
@@ -79,25 +78,11 @@ class MaskedLMHead(EncoderHead):
         """Logits [B, L, vocabulary] from the backbone's output [B, L, hidden]."""
         return self.lm_head(hidden_states)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """Runs backbone and head. Arguments: the backbone's, and ``labels`` [B, L], token ids or -100."""
-        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        logits = self.predict(backbone.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=backbone.hidden_states, attentions=backbone.attentions
-        )
+    def scores(self, backbone: Any, input_ids: torch.Tensor | None) -> torch.Tensor:
+        return self.predict(backbone.last_hidden_state)
+
+    def loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.loss_function(scores, labels, vocab_size=self.config.vocab_size)
 
 
 class BertMaskedLMHead(MaskedLMHead):
@@ -131,38 +116,15 @@ class BertMaskedLMHead(MaskedLMHead):
         return embeddings
 
 
-class SequenceClassificationHead(EncoderHead):
-    """Scores [B, labels] from the pooled first token of each row."""
+class FirstTokenHead(EncoderHead):
+    """Classifies rows by their first tokens: pooled, or else their hidden states."""
 
     pools = True
-    """Whether the backbone has a pooler; the scores are otherwise those of the token itself."""
 
     def add_head(self, config: Any) -> None:
         self.add_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """Runs backbone and head; the arguments are the backbone's, and:
-
-        Args:
-            labels: [B] class indices or, for regression or several labels, float targets. If
-                ``config.problem_type`` is not set, the labels decide the kind of loss.
-        """
-        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+    def scores(self, backbone: Any, input_ids: torch.Tensor | None) -> torch.Tensor:
         first = backbone.pooler_output if self.pools else backbone.last_hidden_state[:, 0]
-        scores = self.classifier(self.dropout(first))
-        return SequenceClassifierOutput(
-            loss=None if labels is None else self.loss_function(labels, scores, self.config),
-            logits=scores,
-            hidden_states=backbone.hidden_states,
-            attentions=backbone.attentions,
-        )
+        return self.classifier(self.dropout(first))

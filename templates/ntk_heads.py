@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenClassifierOutput
+from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 # Arguments of any forward. One whose name is nearly one of these is misspelt.
@@ -83,44 +83,54 @@ class Support:
         """
         if "vllm" in sys.modules:
             raise ValueError(
-                f"{cls.__name__}: vLLM cannot run this code. To serve a converted model with vLLM, leave out "
-                "--trust-remote-code and --model-impl, and install the plugin: pip install '.[vllm]' in a "
-                "clone of ntk-convert"
+                f"{cls.__name__}: vLLM cannot run this code; leave out --trust-remote-code and --model-impl, "
+                "and install the plugin: pip install '.[vllm]' in a clone of ntk-convert"
             )
         return bool(cls._supports_attention_backend)
 
 
 class Head:
-    """Mixin for every head.
+    """Mixin for a backbone with a head; ``backbone_class`` is the family's backbone.
 
-    Each head's ``forward`` names the inputs of a tokenizer: the Trainer drops columns that it does not name.
+    A head adds its modules and computes its scores. ``forward`` names the inputs of a tokenizer, because the
+    Trainer drops columns that it does not name.
     """
 
+    backbone_class: type
+    output_class: type = SequenceClassifierOutput
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        setattr(self, self.base_model_prefix, self.backbone_class(config, **self.backbone_options(config)))
+        self.add_head(config)
+        self.post_init()
+
+    def backbone_options(self, config: Any) -> dict[str, Any]:
+        return {}
+
+    def named(self, scores: Any) -> dict[str, torch.Tensor]:
+        return {"logits": scores}
+
+    def loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """That of the scores [B, labels] of rows.
+
+        ``labels`` [B] are class indices or, for regression or several labels, float targets. If
+        ``config.problem_type`` is not set, they decide the kind of loss.
+        """
+        return self.loss_function(labels, scores, self.config)
+
     def run_backbone(
-        self,
-        input_ids: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
-        token_type_ids: torch.Tensor | None = None,
-        **inputs: Any,
+        self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, **inputs: Any
     ) -> Any:
         """The backbone's output; other inputs are passed on."""
-        inputs |= {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-        return self.base_model(input_ids, token_type_ids=token_type_ids, return_dict=True, **inputs)
+        return self.base_model(input_ids, attention_mask=attention_mask, return_dict=True, **inputs)
 
     def add_dropout(self, config: Any) -> None:
         """Adds the dropout before a classifier; the config's name for its rate depends on the family."""
         names = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob")
         rates = (getattr(config, name, None) for name in names)
         self.dropout = nn.Dropout(next((rate for rate in rates if rate is not None), 0.1))
-
-
-class TokenClassificationHead:
-    """Scores [B, tokens, labels] of every token."""
-
-    def add_head(self, config: Any) -> None:
-        self.add_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     @can_return_tuple
     def forward(
@@ -130,49 +140,52 @@ class TokenClassificationHead:
         token_type_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """Runs backbone and head. Arguments: the backbone's, and ``labels`` [B, tokens], class indices."""
-        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        scores = self.classifier(self.dropout(backbone.last_hidden_state))
-        loss = None if labels is None else self.loss_function(scores, labels, self.config)
-        return TokenClassifierOutput(
-            loss=loss, logits=scores, hidden_states=backbone.hidden_states, attentions=backbone.attentions
-        )
+    ) -> Any:
+        """Runs backbone and head. Arguments: the backbone's, and those of the head or its ``loss``."""
+        kwargs |= {"token_type_ids": token_type_ids, "inputs_embeds": inputs_embeds}
+        backbone = self.run_backbone(input_ids, attention_mask, **kwargs)
+        scores = self.scores(backbone, input_ids)
+        if start_positions is not None and end_positions is not None:
+            labels = (start_positions, end_positions)
+        loss = None if labels is None else self.loss(scores, labels)
+        kept = {name: backbone[name] for name in backbone if name in self.output_class.__dataclass_fields__}
+        return self.output_class(loss=loss, **self.named(scores), **kept)
 
 
-class QuestionAnsweringHead:
-    """Scores [B, tokens] of every token as the answer's start and as its end."""
+class TokenClassificationHead(Head):
+    """Scores [B, tokens, labels] of every token; ``labels`` [B, tokens] are class indices."""
+
+    def add_head(self, config: Any) -> None:
+        self.add_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+
+    def scores(self, backbone: Any, input_ids: torch.Tensor | None) -> torch.Tensor:
+        return self.classifier(self.dropout(backbone.last_hidden_state))
+
+    def loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.loss_function(scores, labels, self.config)
+
+
+class QuestionAnsweringHead(Head):
+    """Scores [B, tokens] of every token as the answer's start and as its end.
+
+    ``start_positions`` and ``end_positions`` [B] are token indices of the answer. An index beyond the
+    sequence means that the row has no answer; it adds nothing to the loss.
+    """
+
+    output_class = QuestionAnsweringModelOutput
 
     def add_head(self, config: Any) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        start_positions: torch.LongTensor | None = None,
-        end_positions: torch.LongTensor | None = None,
-        **kwargs: Any,
-    ) -> QuestionAnsweringModelOutput:
-        """Runs backbone and head; the arguments are the backbone's, and:
+    def scores(self, backbone: Any, input_ids: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.qa_outputs(backbone.last_hidden_state).unbind(-1)
 
-        Args:
-            start_positions, end_positions: [B] token indices of the answer. An index beyond the sequence
-                means that the row has no answer; it adds nothing to the loss.
-        """
-        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        start, end = self.qa_outputs(backbone.last_hidden_state).unbind(-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start, end, start_positions, end_positions)
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start,
-            end_logits=end,
-            hidden_states=backbone.hidden_states,
-            attentions=backbone.attentions,
-        )
+    def named(self, scores: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"start_logits": scores[0], "end_logits": scores[1]}
+
+    def loss(self, scores: tuple[torch.Tensor, torch.Tensor], labels: Any) -> torch.Tensor:
+        return self.loss_function(*scores, *labels)

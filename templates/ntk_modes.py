@@ -3,10 +3,10 @@
 """What ``plan_attention`` needs beside plain generation.
 
     given_positions            the caller passes position_ids
-    packed_keywords            position_ids start again: rows hold several documents (``packed`` rows)
-    stated_positions, own_mask the caller passes a mask of four dimensions
+    packed_keywords            position_ids start again: rows hold several documents
+    stated                     the caller passes a mask of four dimensions
     check_counted              the cache is quantised
-    check_continuous_batching  transformers' continuous batching, with its paged cache
+    check_paged                transformers' continuous batching, with its paged cache
     block_mask                 flex_attention, which takes no other mask
 
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new).
@@ -58,25 +58,20 @@ def given_positions(
 
     position_ids = position_ids.expand(rows, -1)
     real = torch.ones_like(position_ids).bool() if counted.real is None else counted.real[:, -queries:]
-    # A document starts where the position is not the one after that of the last real token.
-    last = torch.where(real, torch.arange(queries, device=real.device), -1).cummax(-1).values[:, :-1]
-    steps = position_ids[:, 1:] != position_ids.gather(1, last.clamp(min=0)) + 1
-    starts = F.pad(steps & real[:, 1:] & (last >= 0), (1, 0))
-    wrong = real & ((position_ids < 0) | (starts & (position_ids != 0)))
+    starts = (position_ids == 0) & real & (real.cumsum(-1) > 1)
     if not tracing:
-        if not (starts | wrong).any():
-            return single
+        jumps = F.pad(real[:, :-1] & (position_ids.diff() != 1), (1, 0))
+        wrong = real & ~starts & (jumps | (position_ids < 0))
         if wrong.any():
             row, token = wrong.nonzero()[0].tolist()
             raise ValueError(
                 f"position_ids: token {token} of row {row} is at {int(position_ids[row, token])}; positions "
                 "rise by one from token to token, or start again at 0 with another document"
             )
+        if not starts.any():
+            return single
         if cache.used:
-            raise ValueError(
-                "position_ids start again at 0, but documents in one row cannot share a cache; pass "
-                "use_cache=False and no past_key_values"
-            )
+            raise ValueError("documents in one row cannot share a cache; pass use_cache=False")
     documents = starts.cumsum(-1)
     places = position_ids * real
     ends = torch.zeros_like(places).scatter_reduce(1, documents, places, "amax").gather(1, documents)
@@ -97,78 +92,67 @@ def packed_keywords(
     positions: Positions,
     shape: tuple[int, int],
 ) -> dict[str, Any]:
-    """The keywords, with those of an attention function that takes no mask and rows of several documents.
+    """The keywords, with those of FlashAttention, which takes no mask, for rows of several documents.
 
     Raises:
-        ValueError: ``cu_seq_lens_q`` and the positions disagree about where documents start, or there are no
-            positions.
+        ValueError: ``cu_seq_lens_q`` and the positions disagree about where documents start.
     """
-    if position_ids is None and (named := [keyword for keyword in keywords if keyword in PACKED]):
+    given, rest = keywords.get("cu_seq_lens_q"), {k: v for k, v in keywords.items() if k not in PACKED}
+    if position_ids is None and (named := [name for name in keywords if name in PACKED]):
         raise ValueError(f"{named[0]} needs position_ids, which start again at 0 with every document")
-    keywords = {name: value for name, value in keywords.items() if name != "seq_idx"}
-    given = keywords.get("cu_seq_lens_q")
     if torch.compiler.is_compiling():  # the lengths would break the graph
-        return keywords if positions.starts is None else {"position_ids": positions.queries} | keywords
-    if positions.starts is None and given is None:
-        return keywords
+        return rest if positions.starts is None else {**rest, "position_ids": positions.queries}
     rows, queries = shape
     bounds = torch.arange(rows + 1, device=positions.queries.device) * queries
     if positions.starts is not None:
         bounds = torch.cat([positions.starts.flatten().nonzero().flatten(), bounds]).unique()
-    bounds = bounds.int()
-    if given is not None and not torch.equal(given.to(bounds), bounds):
+    if given is not None and given.tolist() != bounds.tolist():
         raise ValueError("cu_seq_lens_q and position_ids disagree about where documents start")
-    longest = int(bounds.diff().max())
-    return keywords | {
-        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
-        **dict.fromkeys(("max_length_q", "max_length_k"), longest),
-    }
+    if positions.starts is None:
+        return rest
+    lengths = dict.fromkeys(("max_length_q", "max_length_k"), int(bounds.diff().max()))
+    return {**rest, **lengths, **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds.int())}
 
 
-def stated_positions(
+def stated(
     name: str,
     alibi: Alibi,
     hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor,
     position_ids: torch.Tensor | None,
     cache: CacheState,
-) -> torch.Tensor:
-    """The caller's positions beside a mask of four dimensions, which does not say them."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The caller's positions int64 [B or 1, Q] and mask of four dimensions, which does not say them.
+
+    Args:
+        attention_mask: [B or 1, 1, Q, at least K]. It alone says what each query sees, future and padded keys
+            included: True, or 0 in a mask of floats, which are added to the scores. It is returned as floats
+            in the states' dtype, [B, 1, Q, K].
+
+    Raises:
+        ValueError: the mask has another shape or holds integers; there are no positions; the attention
+            function, the scaling or the cache does not work with such a mask.
+    """
     if "flash" in name:
         raise ValueError(f"{name} takes no 4-D attention_mask; use one of: sdpa, eager, flex_attention")
-    if alibi.dynamic == "length":
-        raise ValueError(
-            "a 4-D attention_mask does not say the lengths that length-dynamic scaling needs; convert the "
-            "model with --dynamic position"
-        )
+    check_lengths(alibi, "a 4-D attention_mask")
     if position_ids is None:
         raise ValueError("a 4-D attention_mask needs position_ids, because it does not say positions")
     if cache.quantised:
         raise ValueError("a 4-D attention_mask does not work with a quantised cache; use another cache")
-    return checked_shape(position_ids, hidden_states)
-
-
-def own_mask(attention_mask: torch.Tensor, hidden_states: torch.Tensor, keys: int) -> torch.Tensor:
-    """The caller's mask as numbers to add to the scores, [B, 1, Q, keys] in the states' dtype.
-
-    Args:
-        attention_mask: [B or 1, 1, Q, at least keys]. It alone says what each query sees, future and padded
-            keys included: True, or 0 in a mask of floats, which are added to the scores.
-        hidden_states: [B, Q, hidden]; only its shape, dtype and device are used.
-        keys: number of keys that attention reads.
-
-    Raises:
-        ValueError: the mask has another shape or holds integers.
-    """
+    position_ids = checked_shape(position_ids, hidden_states)
     (rows, queries, _), dtype = hidden_states.shape, hidden_states.dtype
     shape = list(attention_mask.shape)
-    if shape[0] not in (1, rows) or shape[1:3] != [1, queries] or shape[3] < keys:
-        raise ValueError(f"a 4-D attention_mask must be [{rows}, 1, {queries}, {keys}] here, got {shape}")
-    mask, lowest = attention_mask[..., :keys].to(hidden_states.device), torch.finfo(dtype).min
+    if shape[0] not in (1, rows) or shape[1:3] != [1, queries] or shape[3] < cache.keys:
+        raise ValueError(
+            f"a 4-D attention_mask must be [{rows}, 1, {queries}, {cache.keys}] here, got {shape}"
+        )
+    mask, lowest = attention_mask[..., : cache.keys].to(hidden_states.device), torch.finfo(dtype).min
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
     elif not mask.is_floating_point():
         raise ValueError(f"a 4-D attention_mask must hold booleans or floats, got {mask.dtype}")
-    return mask.clamp(min=lowest).to(dtype).expand(rows, -1, -1, -1)
+    return position_ids, mask.clamp(min=lowest).to(dtype).expand(rows, -1, -1, -1)
 
 
 def check_counted(given: Positions, counted: Positions) -> Positions:
@@ -181,17 +165,15 @@ def check_counted(given: Positions, counted: Positions) -> Positions:
     if counted.real is not None:
         different = different & counted.real[:, -given.queries.shape[1] :]
     if not torch.compiler.is_compiling() and different.any():
-        raise ValueError(
-            "a quantised cache counts positions by itself; drop position_ids, or use another cache"
-        )
+        raise ValueError("a quantised cache counts positions by itself; drop position_ids")
     return counted
 
 
-def check_continuous_batching(
+def check_paged(
     name: str, alibi: Alibi, hidden_states: torch.Tensor, position_ids: torch.Tensor | None
 ) -> None:
     """Raises ValueError if continuous batching does not work with folded keys here."""
-    check_paged_scaling(alibi)
+    check_lengths(alibi, "continuous batching")
     # Other functions would attend to the new tokens only; so would sdpa in transformers 4.57.
     function = FUNCTIONS.get(name)  # None for eager
     takes_cache = function is not None and "cache" in inspect.signature(function).parameters
@@ -204,12 +186,11 @@ def check_continuous_batching(
         raise ValueError("continuous batching needs position_ids")
 
 
-def check_paged_scaling(alibi: Alibi) -> None:
-    """Raises ValueError for a scaling that continuous batching cannot have."""
+def check_lengths(alibi: Alibi, what: str) -> None:
+    """Raises ValueError for a length-dynamic scaling, where hidden states depend on the tokens after them."""
     if alibi.dynamic == "length":
         raise ValueError(
-            "continuous batching does not work with length-dynamic scaling, where a token's hidden state "
-            "depends on the tokens after it; convert the model with --dynamic position"
+            f"{what} does not work with length-dynamic scaling; convert the model with --dynamic position"
         )
 
 
@@ -226,8 +207,8 @@ def block_mask(slots: torch.Tensor, keys: int, documents: torch.Tensor | None) -
         seen = key <= slots[query]
         return seen if documents is None else seen & (documents[row, query] == documents[row, key])
 
-    rows = None if documents is None else len(documents)
     create = flex_attention.create_block_mask
     if not torch.compiler.is_compiling():
         create = torch.compile(create)  # or it would make a tensor [Q, K]
+    rows = None if documents is None else len(documents)
     return create(sees, rows, None, len(slots), keys, device=slots.device)

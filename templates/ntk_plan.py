@@ -15,15 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from .ntk_alibi import Alibi, key_channels, query_channels
-from .ntk_modes import (
-    block_mask,
-    check_continuous_batching,
-    check_counted,
-    given_positions,
-    own_mask,
-    packed_keywords,
-    stated_positions,
-)
+from .ntk_modes import block_mask, check_counted, check_paged, given_positions, packed_keywords, stated
 
 
 class AttentionPlan(NamedTuple):
@@ -79,9 +71,6 @@ class CacheState(NamedTuple):
     """Number of keys, cached and new. Compiled decoding needs a constant: all that the cache can hold."""
     capacity: int | None
     """Number of keys that a static cache can hold."""
-    read: int
-    """Number of keys that attention reads. The weights that eager attention returns are as long as a static
-    cache, as in transformers' own models."""
     slots: torch.Tensor
     """int64 [Q]: the places of the new keys in the cache."""
     quantised: bool
@@ -110,13 +99,8 @@ def plan_attention(
         config: names the attention function in ``_attn_implementation``.
         scaling: the factor on q.k.
         hidden_states: [B, Q, hidden]; only its shape, dtype and device are used.
-        attention_mask: [B, K], 1 for real and 0 for padded tokens, including cached tokens; None means no
-            padding. Or the caller's own mask, see ``own_mask``. (Continuous batching passes the mask of its
-            attention function.)
-        position_ids: int64 [B or 1, Q], positions of the new tokens; None to count the real tokens. Where
-            they start again at 0, another document starts.
-        past_key_values: a transformers ``Cache`` or None.
-        output_attentions: compute attention weights, whatever the config names.
+        attention_mask, position_ids, past_key_values, output_attentions: as in ``AlibiDecoder.forward``.
+            (Continuous batching passes the mask of its attention function.)
         processes: see ``AttentionPlan``.
         keywords: other arguments of the attention function.
 
@@ -125,13 +109,13 @@ def plan_attention(
             attention function or the scaling cannot work with this mask, cache or dtype.
     """
     name = "eager" if output_attentions else config._attn_implementation
-    cache = cache_state(name, config, hidden_states, past_key_values)
+    cache = cache_state(config, hidden_states, past_key_values)
     if keywords.get("cache") is not None:  # continuous batching has a cache and masks of its own
-        check_continuous_batching(name, alibi, hidden_states, position_ids)
+        check_paged(name, alibi, hidden_states, position_ids)
         positions, mask = Positions(position_ids, position_ids), attention_mask
     elif attention_mask is not None and attention_mask.dim() == 4:
-        stated = stated_positions(name, alibi, hidden_states, position_ids, cache)
-        positions, mask = Positions(stated, stated), own_mask(attention_mask, hidden_states, cache.read)
+        given, mask = stated(name, alibi, hidden_states, attention_mask, position_ids, cache)
+        positions = Positions(given, given)
     else:
         real = None if attention_mask is None else real_tokens(attention_mask.to(hidden_states.device), cache)
         positions = count_positions(real, cache)
@@ -152,14 +136,14 @@ def plan_attention(
         key_channels=key_channels(positions.keys, positions.real).to(hidden_states.dtype),
         fold_cached=cache.quantised,
         slots=cache.slots,
-        key_length=cache.read,
+        key_length=cache.keys,
         packed=positions.starts is not None and not torch.compiler.is_compiling(),
         processes=processes,
     )
 
 
-def cache_state(name: str, config: Any, hidden_states: torch.Tensor, past_key_values: Any) -> CacheState:
-    """What the cache holds, and what attention will read of it."""
+def cache_state(config: Any, hidden_states: torch.Tensor, past_key_values: Any) -> CacheState:
+    """What the cache holds, and what it will hold."""
     queries = hidden_states.shape[1]
     layers = getattr(past_key_values, "layers", [])
     seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -176,8 +160,7 @@ def cache_state(name: str, config: Any, hidden_states: torch.Tensor, past_key_va
             "with channels for positions. Prefix tuning is not supported; use LoRA or prompt tuning"
         )
     slots = torch.arange(queries, device=hidden_states.device) + seen
-    read = capacity if capacity is not None and (compiled or name == "eager") else keys
-    return CacheState(past_key_values is not None, seen, keys, capacity, read, slots, quantised)
+    return CacheState(past_key_values is not None, seen, keys, capacity, slots, quantised)
 
 
 def real_tokens(attention_mask: torch.Tensor, cache: CacheState) -> torch.Tensor:
@@ -219,13 +202,13 @@ def causal_mask(name: str, hidden_states: torch.Tensor, positions: Positions, ca
         if cache.compiled:
             raise ValueError(f"{name} does not work with a static cache in a compiled model; use sdpa")
         return None
-    plain = positions.starts is None and not cache.compiled and queries in (1, cache.read)
+    plain = positions.starts is None and not cache.compiled and queries in (1, cache.keys)
     if plain and (queries == 1 or name not in ("eager", "flex_attention")):
         return None
     documents = None if positions.starts is None else positions.starts.cumsum(-1)
     if name == "flex_attention":
-        return block_mask(cache.slots, cache.read, documents)
-    mask = torch.arange(cache.read, device=cache.slots.device) <= cache.slots[:, None]
+        return block_mask(cache.slots, cache.keys, documents)
+    mask = torch.arange(cache.keys, device=cache.slots.device) <= cache.slots[:, None]
     if documents is None:
         return mask[None, None]
     return (mask & (documents[:, :, None] == documents[:, None, :]))[:, None]

@@ -13,6 +13,8 @@ from typing import Any
 import sentencepiece
 from transformers import AddedToken, PreTrainedTokenizer
 
+from .ntk_config import NtkConfig  # noqa: F401 -- it refuses old releases of transformers
+
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Tokens missing from the sentencepiece model get the ids after its last one, in this order."""
 LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -24,6 +26,8 @@ class NtkSentencePieceTokenizer(PreTrainedTokenizer):
     model_input_names = ["input_ids", "attention_mask"]
     strips = True
     """Whether a special token given as a plain string absorbs the white space around it."""
+    adds = {"bos": False, "eos": False}
+    """The special tokens that a sequence gets."""
 
     def __init__(self, vocab_file: str, sp_model_kwargs: dict[str, Any] | None = None, **kwargs: Any):
         self.vocab_file = vocab_file
@@ -114,6 +118,39 @@ class NtkSentencePieceTokenizer(PreTrainedTokenizer):
         text: str = self.sp_model.decode(pieces)
         return text
 
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        """Adds the configured special tokens around one sequence or two."""
+        start = [self.bos_token_id] if self.adds["bos"] else []
+        end = [self.eos_token_id] if self.adds["eos"] else []
+        first = [*start, *token_ids_0, *end]
+        return first if token_ids_1 is None else [*first, *start, *token_ids_1, *end]
+
+    def get_special_tokens_mask(
+        self,
+        token_ids_0: list[int],
+        token_ids_1: list[int] | None = None,
+        already_has_special_tokens: bool = False,
+    ) -> list[int]:
+        """1 for each special token that ``build_inputs_with_special_tokens`` adds, 0 for other tokens."""
+        if already_has_special_tokens:
+            mask: list[int] = super().get_special_tokens_mask(
+                token_ids_0, token_ids_1, already_has_special_tokens=True
+            )
+            return mask
+        start, end = [1] * self.adds["bos"], [1] * self.adds["eos"]
+        first = [*start, *(0 for _ in token_ids_0), *end]
+        return first if token_ids_1 is None else [*first, *start, *(0 for _ in token_ids_1), *end]
+
+    def create_token_type_ids_from_sequences(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        """0 for the first sequence and its special tokens, 1 for the second."""
+        first = len(self.build_inputs_with_special_tokens(token_ids_0))
+        whole = len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1))
+        return [0] * first + [1] * (whole - first)
+
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
         """Writes the sentencepiece model to a folder and returns its path."""
         name = self.vocab_files_names["vocab_file"]
@@ -187,39 +224,6 @@ class NtkBaichuanTokenizer(NtkSentencePieceTokenizer):
     def adds(self) -> dict[str, bool]:
         """The special tokens that a sequence gets, in the form that is saved."""
         return {"bos": self.add_bos_token, "eos": self.add_eos_token}
-
-    def build_inputs_with_special_tokens(
-        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
-    ) -> list[int]:
-        """Adds the configured special tokens around one sequence or two."""
-        start = [self.bos_token_id] if self.add_bos_token else []
-        end = [self.eos_token_id] if self.add_eos_token else []
-        first = [*start, *token_ids_0, *end]
-        return first if token_ids_1 is None else [*first, *start, *token_ids_1, *end]
-
-    def get_special_tokens_mask(
-        self,
-        token_ids_0: list[int],
-        token_ids_1: list[int] | None = None,
-        already_has_special_tokens: bool = False,
-    ) -> list[int]:
-        """1 for each special token that ``build_inputs_with_special_tokens`` adds, 0 for other tokens."""
-        if already_has_special_tokens:
-            mask: list[int] = super().get_special_tokens_mask(
-                token_ids_0, token_ids_1, already_has_special_tokens=True
-            )
-            return mask
-        start, end = [1] * self.add_bos_token, [1] * self.add_eos_token
-        first = [*start, *(0 for _ in token_ids_0), *end]
-        return first if token_ids_1 is None else [*first, *start, *(0 for _ in token_ids_1), *end]
-
-    def create_token_type_ids_from_sequences(
-        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
-    ) -> list[int]:
-        """0 for the first sequence and its special tokens, 1 for the second."""
-        first = len(self.build_inputs_with_special_tokens(token_ids_0))
-        whole = len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1))
-        return [0] * first + [1] * (whole - first)
 
     def _text(self, pieces: list[str]) -> str:
         # Special tokens keep their text. As in the original code, the space goes before the text that

@@ -214,7 +214,7 @@ NOT_HONOURED: list[dict[str, Any]] = [
     {"type": "ntk", "train_seq_len": 2048, "rate": -1},
     {"type": "ntk", "factor": 2.0, "slope": 3},
     {"type": "ntk", "factor": 2.0, "exponents": [[0, 0, 0, 1]]},
-    *({"type": "ntk", "factor": 2.0, "temperature": value} for value in (0, -0.1, 1.1, float("nan"), "1")),
+    *({"type": "ntk", "factor": 2.0, "temperature": value} for value in (0, -0.1, float("nan"))),
     *({"type": method, "factor": 2.0, "temperature": 0.2} for method in ("linear", "ntk-published")),
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperature": 0.2},
     {"type": "fitted", "factor": 2.0},
@@ -227,11 +227,9 @@ NOT_HONOURED: list[dict[str, Any]] = [
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": [0, 0, 0, 1]},
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": [[0, 0, 1]]},
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": [[0, 0, 0, 1]] * 2},
-    {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": [[0, 0, 0, 1.1]]},
+    {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": [[0, 0, 0, 4.1]]},
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": None},
     {"type": "ntk", "factor": 2.0, "temperatures": [[0, 0, 0, 1]]},
-    {"type": "fitted", "factor": 1.0, "exponents": [[0, 0, 0, 1]]},
-    {"type": "fitted", "train_seq_len": 64, "rate": 17, "exponents": [[0, 0, 0, 1]]},
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
 import converter
 from converter import convert
+from converter._version import TESTED
 from converter.families import FAMILIES, recognise
 from converter.families.family import HEADS
 from converter.result.card import describe, read_origin
@@ -52,6 +55,8 @@ def test_config(make_source: MakeSource, tmp_path: Path, family: str) -> None:
         "source": "source",
         "commit": None,
         "version": converter.__version__,
+        "transformers": transformers.__version__,
+        "tested_transformers": list(TESTED),
         "train_length": 64,
     }
     assert config["auto_map"] == {
@@ -83,8 +88,7 @@ def test_a_tokenizer_that_names_no_class_loads_as_before(
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_class_of_auto_map_is_in_its_template(family: Any) -> None:
-    named = [[], *([f"Ntk{family.camel}{end}"] for end in family.class_aliases.values())]
-    for target in (target for names in named for target in family.auto_map(names).values()):
+    for target in family.auto_map.values():
         module, _, name = target.partition(".")
         assert f"\nclass {name}(" in (ROOT / "templates" / f"{module}.py").read_text(encoding="utf-8")
 
@@ -102,7 +106,7 @@ def test_files(make_source: MakeSource, tmp_path: Path) -> None:
     for name in kept | left:
         (source / name).write_text("{}")
     quick(source, tmp_path / "out")
-    shared = ("attention", "cache", "config", "decoder", "heads", "plan", "alibi")
+    shared = ("attention", "cache", "modes", "config", "decoder", "heads", "plan", "alibi")
     templates = {f"ntk_{name}.py" for name in shared}
     templates |= {"configuration_ntk_bloom.py", "modeling_ntk_bloom.py"}
     verbatim = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"}
@@ -384,3 +388,16 @@ def test_an_encoder_of_float16_says_how_to_load_it_on_a_cpu(
     card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
     assert any("dtype=torch.float32" in note for note in result.notes) == told
     assert ("dtype=torch.float32" in card) == told
+
+
+def test_the_templates_change_with_the_version() -> None:
+    """CHANGELOG.md has their digest beside the version: whoever changes them under an old number notices."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "templates").glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    section = (
+        (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition(f"\n## {converter.__version__}")[2]
+    )
+    listed = re.match(r"[^\n]*\n\nTemplates: `(\w+)`", section)
+    assert listed is not None
+    assert listed[1] == digest.hexdigest()[:12], "give CHANGELOG.md a new version and this digest"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -91,9 +91,7 @@ class Family:
     sign: str = ""
     """What ``claims`` looks for, in words for people; empty if ``model_types`` is enough."""
     class_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Irregular class names in ``architectures`` -> the suffix of the converted class: ``ForCausalLM``. A
-    suffix that no auto class has is loaded by ``AutoModel``, and has a config class of its own: transformers
-    5 remembers one class of ``AutoModel`` for each config class."""
+    """Irregular class names in ``architectures`` -> the suffix of the converted class: ``ForCausalLM``."""
     length_hint: str | None = None
     """Config key that often, but not reliably, holds the trained length."""
     length_doubt: str = "is a limit that is often raised without training"
@@ -199,19 +197,12 @@ class Family:
         """The entry of ``HEADS`` for this kind of model."""
         return HEADS[self.kind]
 
-    def auto_map(self, architectures: Sequence[str]) -> dict[str, str]:
-        """The ``auto_map`` of a converted repository: auto class -> module.class.
-
-        Args:
-            architectures: the converted classes of this repository.
-        """
-        classes = {auto: f"Ntk{self.camel}{end}" for auto, end in self.heads.items()}
-        config = f"Ntk{self.camel}Config"
-        own = next((name for name in architectures if name not in classes.values()), None)
-        if own is not None:
-            classes, config = {"AutoModel": own}, f"{own}Config"
-        modeling = {auto: f"modeling_ntk_{self.name}.{name}" for auto, name in classes.items()}
-        return {"AutoConfig": f"configuration_ntk_{self.name}.{config}", **modeling}
+    @property
+    def auto_map(self) -> dict[str, str]:
+        """The ``auto_map`` of a converted repository: auto class -> module.class."""
+        config = f"configuration_ntk_{self.name}.Ntk{self.camel}Config"
+        modeling = f"modeling_ntk_{self.name}.Ntk{self.camel}"
+        return {"AutoConfig": config, **{auto: modeling + end for auto, end in self.heads.items()}}
 
     @property
     def language_model(self) -> str:

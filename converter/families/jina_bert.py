@@ -23,10 +23,9 @@ Facts and their sources:
   no ``position_embedding_type``. No published model was found to have it but jina-clip-v1's text encoder.
 * The embedding models name ``JinaBertForMaskedLM`` but store no such head (the loaders of vLLM and
   text-embeddings-inference skip it); rerankers store a ``classifier`` on top of the pooler.
-* jina-colbert-v1-en has the class ``HF_ColBERT`` (stanford-futuredata/ColBERT, ``hf_colbert.py`` and
-  ``colbert.py``; jina-ai/ColBERT for JinaBERT): the backbone and ``linear.weight`` [dim, width]. A token's
-  vector is linear(hidden state), scaled to unit length. That of a padding token, recognised by its id, is 0.
-  Queries are filled up with mask tokens, which attention does not see, but which have vectors too.
+* jina-colbert-v1-en is rejected for its class, ``HF_ColBERT``: the programs that load it (colbert-ai, PyLate)
+  go by that name and by ``artifact.metadata``, and would not run the converted code. Jina calls it deprecated
+  (jina.ai/models/jina-colbert-v1-en).
 * Trained length: 512 (model cards of v2-base-en and v2-small-en: "trained using 512 sequence length,
   but extrapolates to 8k"); ``max_position_embeddings`` is 8192 there.
 """
@@ -38,7 +37,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from converter.config import Config
-from converter.errors import SourceError, UnsupportedModel
+from converter.errors import UnsupportedModel
 from converter.families import encoder
 from converter.families.family import Family, Trained
 from converter.source.checkpoint import Tensor
@@ -46,9 +45,6 @@ from converter.source.checkpoint import Tensor
 FEED_FORWARD = ("geglu", "reglu", "original")
 QK_CODE = "qk-post-norm"
 FLASH_CODE = "jina-bert-flash-implementation"
-PROJECTION = "linear.weight"
-"""The projection of a ColBERT."""
-
 KNOWN_CODE = re.compile(r"(^|--)modeling_bert\.JinaBert\w+$")
 FIRST = "JBert"
 """Prefix of the class names in the models' first revision, which had another layout."""
@@ -70,8 +66,8 @@ def check(config: Config) -> None:
     if any(FLASH_CODE in place for place in encoder.code(config).values() if isinstance(place, str)):
         raise UnsupportedModel(
             f"its code is {FLASH_CODE}, whose tensors are packed otherwise than JinaBERT's and may hold "
-            "several adapters, and which is not known here; jina-embeddings-v2, jina-reranker-v1 and "
-            "jina-colbert-v1 can be converted: convert a jina-embeddings-v2 model instead"
+            "several adapters, and which is not known here; jina-embeddings-v2 and jina-reranker-v1 can be "
+            "converted: convert a jina-embeddings-v2 model instead"
         )
     for auto, name in encoder.code(config).items():
         if auto.startswith("AutoModel") and not (isinstance(name, str) and KNOWN_CODE.search(name)):
@@ -116,13 +112,9 @@ def rewrite(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Adds the layout and ColBERT's dimension, which the stored tensors reveal, to ``encoder.fit``."""
+    """Adds the layout, which the stored tensors reveal, to ``encoder.fit``."""
     layout = any(".layer_norm_q." in name for name in tensors)
-    projection = tensors.get(PROJECTION)
-    if projection is None and any("ColBERT" in str(name) for name in config.get("architectures") or ()):
-        raise SourceError(f"the weights have no {PROJECTION}, which projects the tokens of a ColBERT")
-    dimension = {} if projection is None else {"projection_dim": projection.shape[0]}
-    return {**encoder.fit(config, tensors), "qk_post_norm": layout, **dimension}
+    return {**encoder.fit(config, tensors), "qk_post_norm": layout}
 
 
 CHECKPOINTS = (
@@ -132,7 +124,6 @@ CHECKPOINTS = (
         tuple(f"jinaai/jina-embeddings-v2-{kind}" for kind in ("base-en", "small-en", "base-code")),
     ),
     Trained(512, "card, before commit 4b0e79b", ("jinaai/jina-embeddings-v2-base-de",)),
-    Trained(512, "of jina-bert-v2-base-en, its base (card)", ("jinaai/jina-colbert-v1-en",)),
     Trained(
         None,
         "not in the cards, which name the longest input, 8192; arXiv 2402.17016 was not read",
@@ -153,7 +144,6 @@ FAMILY = Family(
     claims=claims,
     sign="`bert` with `JinaBert...` classes",
     class_prefixes=("JinaBert",),
-    class_aliases={"HF_ColBERT": "ForColBERT"},
     check=check,
     checkpoints=CHECKPOINTS,
     length_hint="max_position_embeddings",

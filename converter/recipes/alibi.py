@@ -191,7 +191,7 @@ class AlibiRecipe:
         result |= {
             "architectures": architectures,
             "model_type": family.model_type,
-            "auto_map": family.auto_map(architectures),
+            "auto_map": family.auto_map,
             "alibi_scaling": scaling.to_json(),
             PROVENANCE: origin.to_json(),
         }

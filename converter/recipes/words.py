@@ -70,4 +70,4 @@ def auto_class(config: Config) -> str:
     named = config.get("architectures") or [""]
     found = re.search(r"(For[A-Z]\w+|LMHeadModel)$", str(named[0]))
     end = "" if found is None else "ForCausalLM" if found[0] == "LMHeadModel" else found[0]
-    return "AutoModel" if end == "ForColBERT" else f"AutoModel{end}"
+    return f"AutoModel{end}"

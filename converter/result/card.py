@@ -8,9 +8,10 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
-from converter._version import __version__
+from converter._version import TESTED, __version__
 from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe
 from converter.recipes.words import Words
@@ -59,7 +60,7 @@ This is [{source}]({link}) with its {scaled}.
 {picture}
 ## Load
 
-{load}
+{install}{load}
 
 {notes}
 
@@ -69,10 +70,11 @@ This is [{source}]({link}) with its {scaled}.
 {command}
 ```
 
-with ntk-convert {version}. Checked before it was written:
+with ntk-convert {version}{tested}. Checked before it was written:
 
 {checks}
 """
+CODE_TESTED = " and transformers {2}. Its code was tested with transformers {0} to {1}"
 USE = "## Use\n\n{code}\n\n"
 LORA = """\
 ## Fine-tune
@@ -110,10 +112,11 @@ print(fill(f"Paris is the {tokenizer.mask_token} of France."))""",
     "token-classification": CLASSIFY,
 }
 """Task -> code that follows the code that loads the model and its tokenizer."""
-EMBED = """\
-from sentence_transformers import SentenceTransformer
+SENTENCE_ENCODER = "from sentence_transformers import SentenceTransformer"
+EMBED = f"""\
+{SENTENCE_ENCODER}
 
-encoder = SentenceTransformer({where})
+encoder = SentenceTransformer({{where}})
 print(encoder.encode(["A sentence.", "Another one."]).shape)  # [texts, channels]"""
 LOADED = re.compile(r"^model = \w+\.from_pretrained\((?P<place>(?P<quote>['\"]).*?(?P=quote))", re.MULTILINE)
 """The line of a card's code that names the model's place."""
@@ -145,8 +148,8 @@ EMBEDS = """\
 * text-embeddings-inference runs its ONNX graph, on a CPU. In a copy of this repository, write it with
   `ntk-convert export . --onnx-standalone --onnx-dtype fp32 --pooled{pooling}`.
 """
-UNSERVED = ("ForQuestionAnswering", "ForColBERT")
-"""How the names of the classes end that the plugin for vLLM does not have."""
+UNSERVED = "ForQuestionAnswering"
+"""How the name of the class ends that the plugin for vLLM does not have."""
 REFUSED = "## Serve\n\nvLLM cannot serve this model: {why}.\n\n"
 LENGTH_DYNAMIC = (
     "its scaling is length-dynamic, so every new token changes the keys of all tokens before it. Convert the "
@@ -233,11 +236,13 @@ def describe(
         limit="" if limit is None else f"| input limit | texts are cut after {limit} tokens |\n",
         commit=f"`{_plain(origin.commit)}`" if origin.commit else "(local folder)",
         picture=SHOWN.format(title=words.kind) if picture else "",
+        install=_install(tokenizer, sentences=bool(use and SENTENCE_ENCODER in use)) if words.code else "",
         load=_load(words, tokenizer, place),
         notes="\n\n".join([words.notes, *(f"{note[:1].upper()}{note[1:]}." for note in notes)]),
         more=more,
         command=command,
         version=__version__,
+        tested=CODE_TESTED.format(*TESTED, version("transformers")) if words.code else "",
         checks="\n".join(f"- {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in checks)
         or "- nothing: `--no-verify` was given",
     )
@@ -361,6 +366,13 @@ def _hub_ids(names: str | list[str] | None) -> str | list[str] | None:
 
 def _plain(text: str) -> str:
     return re.sub(r"[^\w./ -]", "_", text)
+
+
+def _install(tokenizer: Tokenizer, *, sentences: bool) -> str:
+    """The command that installs what the card's code needs, beside torch."""
+    packages = f"'transformers>={'.'.join(TESTED[0].split('.')[:2])}'"
+    packages += " sentencepiece" * bool(tokenizer.ours) + " sentence-transformers" * sentences
+    return f"```\npip install torch {packages}\n```\n\n"
 
 
 def _load(words: Words, tokenizer: Tokenizer, place: str) -> str:

@@ -19,7 +19,7 @@ def check_architectures(names: Sequence[str], known: Sequence[str]) -> None:
     """Raises ValueError for a class that has no model here.
 
     Another model's, such as BloomForCausalLM, would ignore the scaling. vLLM has no head for others, such as
-    those of question answering; a ColBERT's queries are filled up with tokens that vLLM does not know.
+    those of question answering.
     """
     for name in names:
         if name not in known:

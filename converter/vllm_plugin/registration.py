@@ -36,8 +36,6 @@ class Sizes(ModelArchConfigConvertorBase):
         check_architectures(architectures, classes(family))
         if family.kind == "decoder":
             check_scaling(self.hf_config)
-        elif getattr(self.hf_config, "projection_dim", 0) is None:
-            del self.hf_config.projection_dim  # vLLM would take it for the size of an embedding
         return architectures
 
     def get_head_size(self) -> int:

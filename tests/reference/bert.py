@@ -68,7 +68,7 @@ class Encoder:
         """What a head gives, float64.
 
         [B, L, vocabulary] (MaskedLM), [B, labels] (SequenceClassification), [B, L, labels]
-        (TokenClassification), [B, L, 2] (QuestionAnswering), [B, L, dim] (ColBERT) or [B, L, width] (Model).
+        (TokenClassification), [B, L, 2] (QuestionAnswering) or [B, L, width] (Model).
         """
         x: Array = self.trunk(config, tensors, input_ids, attention_mask).hidden
         weights = Tensors(tensors, PREFIX)
@@ -86,10 +86,4 @@ class Encoder:
             return weights.linear(x, "classifier", bias=True)
         if head == "QuestionAnswering":
             return weights.linear(x, "qa_outputs", bias=True)
-        if head == "ColBERT":
-            # stanford-futuredata/ColBERT, colbert/modeling/colbert.py: the mask is that of padding ids.
-            vectors = weights.linear(x, "linear", bias=False)
-            vectors /= np.sqrt((vectors**2).sum(axis=-1, keepdims=True))
-            real = np.asarray(input_ids) != config["pad_token_id"]
-            return vectors * real[..., None]
         return x

@@ -11,8 +11,7 @@ from typing import Any
 from tests.tiny.layout import HEAD_DIM, State, classes, own, published
 
 PREFIX = "bert."
-HEADS = classes("JinaBert", "MaskedLM", ColBERT="HF_ColBERT")
-PROJECTION_DIM = 24
+HEADS = classes("JinaBert", "MaskedLM")
 PLAIN_CODE, QK_CODE = "jinaai/jina-bert-implementation", "jinaai/jina-bert-v2-qk-post-norm"
 
 
@@ -88,14 +87,12 @@ def gated_layers(name: str, config: dict[str, Any], state: State) -> None:
 def heads(config: dict[str, Any], head: str, state: State, prediction_bias: str) -> None:
     """The pooler, and the tensors above the trunk, as BERT names them."""
     width, transform = config["hidden_size"], "cls.predictions.transform"
-    if head in ("Model", "SequenceClassification", "ColBERT"):
+    if head in ("Model", "SequenceClassification"):
         state.add("pooler.dense", width, width)
     if head == "MaskedLM":
         state[prediction_bias] = state.random("cls.predictions.bias", config["vocab_size"])
         state.above(f"{transform}.dense", width, width)
         state.above(f"{transform}.LayerNorm", width)
-    elif head == "ColBERT":
-        state.above("linear", PROJECTION_DIM, width, bias=False)
     else:  # one token's label and a whole text's have one name
         state.classifier(head.replace("Sequence", "Token"), width, config)
 

@@ -24,7 +24,6 @@ Head = Literal[
     "SequenceClassification",
     "TokenClassification",
     "QuestionAnswering",
-    "ColBERT",
 ]
 Format = Literal["safetensors", "bin"]
 

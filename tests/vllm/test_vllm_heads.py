@@ -96,10 +96,12 @@ def test_half_precision_is_as_close_as_transformers(tmp_path: Path) -> None:
     assert furthest(found, expected) < 1.5 * furthest(theirs, expected)
 
 
-@pytest.mark.parametrize("head", ["QuestionAnswering", "ColBERT"])
-def test_heads_that_vllm_lacks(tmp_path: Path, head: Any) -> None:
-    folder = converted_tiny(tmp_path, "jina_bert", "ntk", head)
-    with pytest.raises(ValueError, match=f"as NtkJinaBertFor{head}; the plugin") as error, engine(folder):
+def test_a_head_that_vllm_lacks(tmp_path: Path) -> None:
+    folder = converted_tiny(tmp_path, "jina_bert", "ntk", "QuestionAnswering")
+    with (
+        pytest.raises(ValueError, match="as NtkJinaBertForQuestionAnswering; the plugin") as error,
+        engine(folder),
+    ):
         pass
     assert "NtkJinaBertForSequenceClassification" in str(error.value)
 

@@ -30,18 +30,14 @@ NEGLIGIBLE = 2.0**-24
 
 
 class PackedTokens:
-    """The tokens that are computed: the real ones, and each row's first, which classifiers read.
+    """The tokens that are computed: the real ones, and each row's first, which classifiers read."""
 
-    ``more``: bool [B, S], the others of which the head needs the states.
-    """
-
-    def __init__(self, tokens: Tokens, more: Value | None = None):
+    def __init__(self, tokens: Tokens):
         self.tokens = tokens
         self.graph = graph = tokens.graph
         one, zero = graph.constant([1]), graph.constant(0)
         real = graph.cast(tokens.mask, ir.DataType.BOOL)
         kept = graph.op("Or", real, graph.op("Equal", graph.range(tokens.new), zero))
-        kept = kept if more is None else graph.op("Or", kept, more)
         self._kept = graph.reshape(graph.cast(kept, ir.DataType.INT64), -1, 1)
         places = graph.op("NonZero", kept)
         count = graph.op("Shape", places, start=1)

@@ -13,7 +13,7 @@ from converter.exports.onnx.alibi import Alibi, Tokens
 from converter.exports.onnx.attention_packed import PackedAttention, PackedTokens
 from converter.exports.onnx.attention_portable import SymmetricAttention
 from converter.exports.onnx.graph import EMBEDDINGS, HEAD, Dimension, Value
-from converter.exports.onnx.network import Network, Residual, unit_length
+from converter.exports.onnx.network import Network, Residual
 from converter.scaling.scaling import Scaling
 from converter.source.sentence_transformers import Pooling
 
@@ -62,8 +62,7 @@ class Encoder(Network, ABC):
         attention: PackedAttention | SymmetricAttention
         if self.fused and graph.dtype == ir.DataType.FLOAT:
             with graph.scope("packed"):
-                # ColBERT's queries end with mask tokens that no other token sees.
-                packed = PackedTokens(tokens, self.no_padding(tokens) if head == "ForColBERT" else None)
+                packed = PackedTokens(tokens)
                 ids, types = packed.take(ids), packed.take(types)
             attention = PackedAttention(packed, alibi, geometry, scale)
         else:
@@ -100,10 +99,6 @@ class Encoder(Network, ABC):
             first = graph.op("Gather", graph.op("Reshape", states, shape), graph.constant(0), axis=1)
             scores = self.linear(self.pooled(first), "classifier", self.hidden, self.labels)
             self.row_output(scores, self.labels)
-        elif head == "ForColBERT":
-            size = count(self.config, "projection_dim")
-            vectors = self.linear(states, "linear", self.hidden, size, bias=False)
-            self.token_output(self.token_vectors(vectors, tokens), "last_hidden_state", tokens, size)
         else:
             super().finish(head, states, tokens, pooling)
 
@@ -129,20 +124,6 @@ class Encoder(Network, ABC):
     def pooled(self, first: Value) -> Value:
         """What a classifier of rows is applied to, from their first tokens' states, both [B, hidden]."""
         return self.graph.op("Tanh", self.linear(first, "pooler.dense", self.hidden, self.hidden))
-
-    def token_vectors(self, vectors: Value, tokens: Tokens) -> Value:
-        """Vectors [N, any] scaled to unit length in float32; those of padding tokens, by their ids, are 0."""
-        graph = self.graph
-        unit = unit_length(graph, graph.cast(vectors, ir.DataType.FLOAT))
-        shown = graph.reshape(self.no_padding(tokens), -1, 1)
-        return graph.cast(graph.op("Where", shown, unit, graph.float32(0)))
-
-    def no_padding(self, tokens: Tokens) -> Value:
-        """bool [B, S]: which tokens have another id than padding."""
-        padding = self.config.get("pad_token_id", 0)
-        nothing = -1  # no token has this id
-        other = self.graph.constant(nothing if padding is None else padding)
-        return self.graph.op("Not", self.graph.op("Equal", tokens.ids, other))
 
     @property
     def hidden_activation(self) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 import transformers
 
-from tests.versions.environments import ROOT, known
+from tests.versions.environments import known
 
 GUARD = (
     r"this model needs transformers>=4\.57; transformers {version} is installed: "
@@ -38,15 +37,18 @@ def check(root: Path, name: str) -> Checks:
 
 
 def convert(root: Path, name: str) -> Checks:
-    """The command line, which runs and verifies what it wrote."""
+    """The command line, which also runs and checks what it wrote."""
+    from converter.cli import main
 
     def command() -> None:
-        out = Path(sys.prefix) / "converted"
-        options = ["--train-length", "16", "--dynamic", "position", "--out", out, "--overwrite"]
-        words = [sys.executable, "-m", "converter", root / "sources" / name, *options]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip().splitlines()[-1])
+        said, out = io.StringIO(), root / "again" / transformers.__version__.replace(".", "_") / name
+        words = [root / "sources" / name, "--train-length", 16, "--dynamic", "position", "--out", out]
+        try:
+            with contextlib.redirect_stderr(said):
+                main([str(word) for word in words])
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(said.getvalue().strip().splitlines()[-1]) from None
 
     yield "convert", command
 

@@ -132,10 +132,8 @@ def table(results: dict[str, Results]) -> str:
     ):
         first, *rest = group
         rows.append([f"{first} to {rest[-1]}" if rest else first, *same])
-    notes = [
-        f"* {first}{f' to {last}' if first != last else ''} {reason}: stock models, too."
-        for first, last, _, reason in KNOWN
-    ]
+    spans = [(first if first == last else f"{first} to {last}", reason) for first, last, _, reason in KNOWN]
+    notes = [f"* {span}, with stock models too: {reason}." for span, reason in spans]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", *notes])
 
 

@@ -22,11 +22,11 @@ SUPPORTED = [
 TOO_OLD = ["4.40.2", "4.50.3", "4.56.2"]
 SHORT = ["4.56.2", "4.57.0", "5.0.0", "5.3.0", "5.8.1", "5.12.0", SUPPORTED[-1]]
 
-NO_GPU = "batches continuously only on a GPU"
+NO_GPU = "continuous batching needs a GPU"
 KNOWN = [
     ("4.57.0", "5.0.0", "continuous batching", NO_GPU),
     ("5.3.0", "5.3.0", "continuous batching", NO_GPU),
-    ("5.0.0", "5.0.0", "prefill in chunks", "rejects `prefill_chunk_size`, since it finds no cache"),
+    ("5.0.0", "5.0.0", "prefill in chunks", "`prefill_chunk_size` is rejected, since no cache is found"),
 ]
 """Defects of transformers, which stock models have too: first version, last version, check, reason."""
 

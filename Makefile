@@ -3,6 +3,8 @@
 #   make demo         convert the embedded checkpoint and show stock beside scaled
 #   make test         lint, types, imports and tests on the newest transformers
 #   make test-4.57    the tests that depend on transformers, on its oldest supported version
+#   make test-versions converted models on 40 versions of transformers; writes the table in docs/transformers.md
+#   make test-versions-short few models on few versions, in minutes
 #   make test-slow    the tests that take minutes
 #   make test-engines the tests that need servers, packages that quantise, or programs that load graphs
 #   make test-ort-1.22 graphs and exports with the oldest supported onnxruntime
@@ -37,7 +39,7 @@ GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 # The oldest and the newest onnxruntime-gpu that test-cuda-placement runs.
 CUDA := 1.25.0 1.31.1
 
-.PHONY: demo test lint style types tests test-4.57 test-ort-1.22 test-cuda-placement test-slow test-engines test-vllm test-ui hostile evidence notebook benchmark gpu wheel clean
+.PHONY: demo test lint style types tests test-4.57 test-versions test-versions-short test-ort-1.22 test-cuda-placement test-slow test-engines test-vllm test-ui hostile evidence notebook benchmark gpu wheel clean
 
 demo: .venv/ready
 	.venv/bin/python examples/demo.py
@@ -62,6 +64,13 @@ tests: .venv/ready
 # tests/README.md says which tests any_version marks.
 test-4.57: .venv-4.57/ready
 	.venv-4.57/bin/python $(PYTEST) -m "not slow and not any_version"
+
+# These make an environment for each version below .venv-versions, which share all other packages with .venv.
+test-versions: .venv/ready
+	.venv/bin/python -m tests.versions --write
+
+test-versions-short: .venv/ready
+	.venv/bin/python -m tests.versions --short
 
 test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) -m slow
@@ -167,4 +176,4 @@ wheel: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-cuda-* .venv-engines .venv-optimum .venv-ui .venv-vllm build dist demo-out demo-out.jsonl
+	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-cuda-* .venv-engines .venv-optimum .venv-ui .venv-versions .venv-vllm build dist demo-out demo-out.jsonl

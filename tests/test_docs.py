@@ -23,6 +23,7 @@ from converter.scaling.scaling import Static
 from converter.scaling.slopes import NATS, stock_slopes
 from tests import forks
 from tests.conftest import RunCli
+from tests.versions import environments as versions
 
 ROOT = Path(__file__).parent.parent
 OWN = ["README.md", "README.zh.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -194,6 +195,15 @@ def test_the_tables_are_what_their_script_writes() -> None:
         text = page.read_text(encoding="utf-8")
         assert tables["MARKED"].search(text), page
         assert tables["updated"](text) == text, "write them again: python docs/tables.py"
+
+
+def test_the_table_of_versions_ends_with_the_pinned_one() -> None:
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert f"transformers=={versions.SUPPORTED[-1]}\n" in pins
+    [table] = re.findall(
+        r"<!-- versions: .*?<!-- end of versions -->", TEXTS["docs/transformers.md"], re.DOTALL
+    )
+    assert f"{versions.SUPPORTED[-1]} |" in table, "write it again: make test-versions"
 
 
 def test_the_chinese_readme_has_the_same_code_tables_and_links() -> None:

@@ -144,6 +144,20 @@ def train(**options: Any) -> bytes:
     return model.getvalue()
 
 
+def give(source: Path, name: str, model: bytes, settings: dict[str, Any] | None = None) -> None:
+    """Puts such a tokenizer in place of a source's own."""
+    kind = KINDS[name]
+    (source / "tokenizer.json").unlink()
+    (source / kind.model).write_bytes(model)
+    (source / f"{kind.module}.py").write_text("raise SystemExit('the original must never run')")
+    original = {
+        "auto_map": {"AutoTokenizer": [f"{kind.module}.{kind.original}", None]},
+        "tokenizer_class": kind.original,
+    }
+    values = kind.settings | original | (settings or {})
+    (source / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8")
+
+
 @pytest.fixture(scope="session")
 def models() -> dict[str, bytes]:
     return {name: train(**kind.training) for name, kind in KINDS.items()}
@@ -160,15 +174,7 @@ def make_tokenizer(make_source: MakeSource, models: dict[str, bytes]) -> MakeTok
         kind = KINDS[name]
         # Baichuan's config.json names the class too.
         source = make_source(kind.family, {"tokenizer_class": kind.original} if name == "baichuan" else None)
-        (source / "tokenizer.json").unlink()
-        (source / kind.model).write_bytes(model or models[name])
-        (source / f"{kind.module}.py").write_text("raise SystemExit('the original must never run')")
-        original = {
-            "auto_map": {"AutoTokenizer": [f"{kind.module}.{kind.original}", None]},
-            "tokenizer_class": kind.original,
-        }
-        values = kind.settings | original | (settings or {})
-        (source / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8")
+        give(source, name, model or models[name], settings)
         return source
 
     return make

@@ -30,8 +30,6 @@ CHANNELS = 8
 # Positions are written in base 256: one digit is exact in bfloat16's 8 bits, and three digits reach 2 ** 24.
 # The kernel sums in float32, so the rounding error grows with slope * position, as in stock models.
 BASE = 256
-# The largest exponent, or its negative; with larger ones, slopes would not stay within float32.
-STRONGEST = 4.0
 # Keys of alibi_scaling that only these types have.
 OWN_KEYS = {
     "fitted": {"exponents", "temperatures"},
@@ -141,7 +139,8 @@ class Alibi:
         strengths = (self.train_length, self.rate, factor, float(scaling.get("temperature", 1.0)))
         powers = [t for row in (*self.exponents, *(self.temperatures or ())) for t in row]
         sound = all(0 < value < math.inf for value in strengths) and factor >= 1
-        sound = sound and all(isinstance(t, int | float) and abs(t) <= STRONGEST for t in powers)
+        # With larger exponents, slopes would not stay within float32.
+        sound = sound and all(isinstance(t, int | float) and abs(t) <= 4 for t in powers)
         if not sound or self.dynamic not in (None, "length", "position"):
             raise ValueError(f"alibi_scaling: cannot honour {dict(scaling)}")
         # The strength of a dynamic scaling depends on the positions, see ``at``.
@@ -250,11 +249,6 @@ def key_channels(positions: torch.Tensor, real: torch.Tensor | None) -> torch.Te
         positions, padded = positions * real, (~real) * PADDED_KEY
     digits = [positions // BASE**2 * BASE, positions // BASE % BASE, positions % BASE / BASE]
     return torch.stack([*digits * 2, padded, torch.zeros_like(padded)], dim=-1)[:, None]
-
-
-def multiplied(query: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Queries [B, H, T, D] times float32 factors [B or 1, H, 1 or T], rounded once to the queries' dtype."""
-    return (query * factors[..., None]).to(query.dtype)
 
 
 def fold(states: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:

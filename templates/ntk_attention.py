@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .ntk_alibi import CHANNELS, fold, multiplied
+from .ntk_alibi import CHANNELS, fold
 from .ntk_cache import TAKES_SLOTS, UPDATES_PAGED
 from .ntk_modes import FUNCTIONS
 from .ntk_plan import AttentionPlan
@@ -79,7 +79,7 @@ class AlibiAttention(nn.Module):
             if query.shape[1] == self.num_heads:
                 query, key, value = (own_heads(shared(part, mesh), mesh) for part in (query, key, value))
         if factors is not None:
-            query = multiplied(query, factors)
+            query = (query * factors[..., None]).to(query.dtype)  # rounded once
         if not plan.fold_cached:
             # Attention functions want one head size for all three, so the value is padded too.
             key, value = fold(key, plan.key_channels), F.pad(value, (0, CHANNELS))

@@ -52,10 +52,13 @@ class GrowingLayer(DynamicLayer):
             self.keys, self.values = key_states, value_states
             return key_states, value_states
         if not self.has_room(seen + new):
-            room = tuple(larger(states, seen + new) for states in (key_states, value_states))
-            for more, states in zip(room, (self.keys, self.values), strict=True):
-                more[..., :seen, :] = states
-            self.room = room
+            tokens = seen + new + max(LEAST, (seen + new) // SHARE)
+            self.room = tuple(
+                states.new_empty(*states.shape[:2], tokens, states.shape[-1])
+                for states in (key_states, value_states)
+            )
+            for room, states in zip(self.room, (self.keys, self.values), strict=True):
+                room[..., :seen, :] = states
         for room, states in zip(self.room, (key_states, value_states), strict=True):
             room[..., seen : seen + new, :] = states
         self.keys, self.values = self.views = tuple(room[..., : seen + new, :] for room in self.room)
@@ -77,17 +80,10 @@ class GrowingLayer(DynamicLayer):
         return DynamicLayer, (), state
 
 
-def larger(states: torch.Tensor, tokens: int) -> torch.Tensor:
-    """An empty tensor like [B, heads, any, size] for this many tokens and more."""
-    rows, heads, _, size = states.shape
-    return states.new_empty(rows, heads, tokens + max(LEAST, tokens // SHARE), size)
-
-
 def grow(cache: Cache | None, layers: int) -> None:
     """Makes a ``DynamicCache`` of this many layers grow in place; leaves other layers as they are."""
-    if not isinstance(cache, DynamicCache) or torch.compiler.is_compiling():
-        return
-    if getattr(cache, "offloading", False):
+    offloads = getattr(cache, "offloading", False)
+    if not isinstance(cache, DynamicCache) or offloads or torch.compiler.is_compiling():
         return
     if getattr(cache, "layer_class_to_replicate", None) is DynamicLayer:
         cache.layers += [DynamicLayer() for _ in range(layers - len(cache.layers))]

@@ -10,10 +10,9 @@ import transformers
 # This is the first of the repository's files that transformers imports, whatever it loads.
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 57):
     raise ImportError(
-        f"this model needs transformers 4.57 or newer, and {transformers.__version__} is installed: "
+        f"this model needs transformers>=4.57; transformers {transformers.__version__} is installed: "
         "pip install -U 'transformers>=4.57'"
     )
-
 # transformers 4.57 looks up names in plans of tensor parallelism after it has replaced every number in them.
 FOUR = "*" if transformers.__version__.startswith("4.") else "4"
 

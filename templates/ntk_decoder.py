@@ -30,9 +30,6 @@ from .ntk_plan import plan_attention
 
 logger = logging.get_logger(__name__)
 
-# Keywords that the backbone hands down to the attention function. "kernel_options" is flex_attention's.
-ATTENTION_KEYWORDS = PACKED | {"kernel_options"}
-
 
 class DecoderSupport(Support):
     """Mixin for a family's base class: what transformers may do with the family's models."""
@@ -122,16 +119,13 @@ class AlibiDecoder:
         # That of continuous batching is no Cache, and comes with many keywords of its own.
         if kwargs.get("cache") is None:
             check_keywords(self, kwargs)
-            kwargs = {name: value for name, value in kwargs.items() if name in ATTENTION_KEYWORDS}
+            kwargs = {name: kwargs[name] for name in kwargs if name in PACKED or name == "kernel_options"}
         if past_key_values is not None and not isinstance(past_key_values, Cache):
-            kind = type(past_key_values).__name__
-            raise ValueError(f"past_key_values must be a transformers Cache, got {kind}")
+            raise ValueError(f"pass a transformers Cache, not a {type(past_key_values).__name__}")
         checkpointing = self.gradient_checkpointing and self.training
         if checkpointing and (use_cache or past_key_values is not None):
             if past_key_values is not None and past_key_values.get_seq_length():
-                raise ValueError(
-                    "gradient checkpointing does not work with a filled cache; train without one"
-                )
+                raise ValueError("gradient checkpointing does not work with a filled cache; train without")
             logger.warning_once("gradient checkpointing does not work with use_cache=True; caching is off")
             use_cache, past_key_values = False, None
         if inputs_embeds is None:

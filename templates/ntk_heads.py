@@ -19,11 +19,9 @@ NAMES = (
     *("past_key_values", "use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"),
 )
 # Keywords of transformers' own models and of the originals that change the result, and are not served.
-NOT_SERVED = frozenset(
-    {
-        *("head_mask", "cross_attn_head_mask", "encoder_hidden_states", "encoder_attention_mask"),
-        *("is_causal", "prefix_mask", "sequence_id", "subset_mask", "masked_tokens_mask"),
-    }
+NOT_SERVED = (
+    *("head_mask", "cross_attn_head_mask", "encoder_hidden_states", "encoder_attention_mask", "is_causal"),
+    *("prefix_mask", "sequence_id", "subset_mask", "masked_tokens_mask"),
 )
 
 

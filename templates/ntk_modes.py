@@ -5,22 +5,18 @@
     given_positions            the caller passes position_ids
     packed_keywords            position_ids start again: rows hold several documents
     stated                     the caller passes a mask of four dimensions
-    check_counted              the cache is quantised
     check_paged                transformers' continuous batching, with its paged cache
-    block_mask                 flex_attention, which takes no other mask
 
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new).
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import flex_attention
 from transformers import AttentionInterface
 
 from .ntk_alibi import Alibi
@@ -39,9 +35,11 @@ def given_positions(
 ) -> Positions:
     """The caller's positions [B or 1, Q], and where documents start.
 
+    A quantised cache holds keys without positions, so each pass counts them again, and there are no others.
+
     Raises:
-        ValueError: the positions have another shape, do not rise by one, are negative, or start again over a
-            cache, where nothing tells the documents apart.
+        ValueError: the positions have another shape, do not rise by one, are negative, differ from those that
+            a quantised cache counts, or start again over a cache, where nothing tells the documents apart.
     """
     rows, queries = hidden_states.shape[:2]
     position_ids = checked_shape(position_ids, hidden_states)
@@ -50,6 +48,11 @@ def given_positions(
         places = (position_ids == cache.slots).all(dim=-1, keepdim=True)
         position_ids = torch.where(places, counted.queries, position_ids)
     tracing = torch.compiler.is_compiling()
+    if cache.quantised:
+        real = True if counted.real is None else counted.real[:, -queries:]
+        if not tracing and ((position_ids != counted.queries) & real).any():
+            raise ValueError("a quantised cache counts positions by itself; drop position_ids")
+        return counted
     single = counted._replace(queries=position_ids, keys=position_ids)
     if counted.real is None:
         single = single._replace(lengths=position_ids[:, -1:] + 1)
@@ -155,29 +158,12 @@ def stated(
     return position_ids, mask.clamp(min=lowest).to(dtype).expand(rows, -1, -1, -1)
 
 
-def check_counted(given: Positions, counted: Positions) -> Positions:
-    """The counted positions, for a quantised cache: it holds keys without them, so each pass counts again.
-
-    Raises:
-        ValueError: the caller's positions are others.
-    """
-    different = given.queries != counted.queries
-    if counted.real is not None:
-        different = different & counted.real[:, -given.queries.shape[1] :]
-    if not torch.compiler.is_compiling() and different.any():
-        raise ValueError("a quantised cache counts positions by itself; drop position_ids")
-    return counted
-
-
 def check_paged(
     name: str, alibi: Alibi, hidden_states: torch.Tensor, position_ids: torch.Tensor | None
 ) -> None:
     """Raises ValueError if continuous batching does not work with folded keys here."""
     check_lengths(alibi, "continuous batching")
-    # Other functions would attend to the new tokens only; so would sdpa in transformers 4.57.
-    function = FUNCTIONS.get(name)  # None for eager
-    takes_cache = function is not None and "cache" in inspect.signature(function).parameters
-    if not (UPDATES_PAGED or takes_cache or "paged" in name):
+    if not UPDATES_PAGED and "paged" not in name:  # it would attend to the new tokens only
         paged = ", ".join(key for key in FUNCTIONS if "paged" in key)
         raise ValueError(f"{name} does not work with continuous batching here; use one of: {paged}")
     if "eager" in name and hidden_states.dtype != torch.float32:
@@ -192,23 +178,3 @@ def check_lengths(alibi: Alibi, what: str) -> None:
         raise ValueError(
             f"{what} does not work with length-dynamic scaling; convert the model with --dynamic position"
         )
-
-
-def block_mask(slots: torch.Tensor, keys: int, documents: torch.Tensor | None) -> Any:
-    """torch's ``BlockMask`` of what ``causal_mask`` says.
-
-    Args:
-        slots: int64 [Q], the places of the queries.
-        keys: K.
-        documents: int64 [B, Q], the document of each token, whose keys are the new ones; None if all are one.
-    """
-
-    def sees(row: Any, head: Any, query: Any, key: Any) -> Any:  # noqa: ARG001
-        seen = key <= slots[query]
-        return seen if documents is None else seen & (documents[row, query] == documents[row, key])
-
-    create = flex_attention.create_block_mask
-    if not torch.compiler.is_compiling():
-        create = torch.compile(create)  # or it would make a tensor [Q, K]
-    rows = None if documents is None else len(documents)
-    return create(sees, rows, None, len(slots), keys, device=slots.device)

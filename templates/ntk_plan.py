@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import create_block_mask
 
 from .ntk_alibi import Alibi, key_channels, query_channels
-from .ntk_modes import block_mask, check_counted, check_paged, given_positions, packed_keywords, stated
+from .ntk_modes import check_paged, given_positions, packed_keywords, stated
 
 
 class AttentionPlan(NamedTuple):
@@ -30,8 +31,7 @@ class AttentionPlan(NamedTuple):
     query_channels: tuple[torch.Tensor, ...]
     """The slopes, to append to queries: [B or 1, H, 1 or Q, CHANNELS], one for all layers or one each."""
     query_factors: tuple[torch.Tensor, ...] | None
-    """What to multiply queries by, float32 [B or 1, H, 1 or Q]: one for all layers or one each; None without
-    temperatures."""
+    """What to multiply queries by, float32 [B or 1, H, 1 or Q], as many; None without temperatures."""
     key_channels: torch.Tensor
     """[B or 1, 1, Q or K, CHANNELS]: the positions, to append to the new keys, or all if ``fold_cached``."""
     fold_cached: bool
@@ -120,8 +120,7 @@ def plan_attention(
         real = None if attention_mask is None else real_tokens(attention_mask.to(hidden_states.device), cache)
         positions = count_positions(real, cache)
         if position_ids is not None:
-            given = given_positions(position_ids, positions, hidden_states, cache)
-            positions = check_counted(given, positions) if cache.quantised else given
+            positions = given_positions(position_ids, positions, hidden_states, cache)
         keywords = packed_keywords(keywords, position_ids, positions, hidden_states.shape[:2])
         mask = causal_mask(name, hidden_states, positions, cache)
 
@@ -149,9 +148,8 @@ def cache_state(config: Any, hidden_states: torch.Tensor, past_key_values: Any) 
     seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
     if isinstance(seen, torch.Tensor) and not torch.compiler.is_compiling():
         seen = int(seen)
-    compiled = isinstance(seen, torch.Tensor)
     capacity = getattr(layers[0], "max_cache_len", None) if layers else None
-    keys = capacity if compiled else seen + queries
+    keys = capacity if isinstance(seen, torch.Tensor) else seen + queries
     quantised = any(hasattr(layer, "_quantize") for layer in layers)
     stored = getattr(layers[0], "keys", None) if layers and not quantised else None
     if isinstance(stored, torch.Tensor) and stored.dim() == 4 and stored.shape[-1] != config.head_dim:
@@ -205,10 +203,11 @@ def causal_mask(name: str, hidden_states: torch.Tensor, positions: Positions, ca
     plain = positions.starts is None and not cache.compiled and queries in (1, cache.keys)
     if plain and (queries == 1 or name not in ("eager", "flex_attention")):
         return None
-    documents = None if positions.starts is None else positions.starts.cumsum(-1)
-    if name == "flex_attention":
-        return block_mask(cache.slots, cache.keys, documents)
-    mask = torch.arange(cache.keys, device=cache.slots.device) <= cache.slots[:, None]
-    if documents is None:
-        return mask[None, None]
-    return (mask & (documents[:, :, None] == documents[:, None, :]))[:, None]
+    mask = (torch.arange(cache.keys, device=cache.slots.device) <= cache.slots[:, None])[None, None]
+    if positions.starts is not None:
+        documents = positions.starts.cumsum(-1)
+        mask = mask & (documents[:, :, None] == documents[:, None, :])[:, None]
+    if name == "flex_attention":  # which skips the blocks that nothing in a row sees
+        rows, sees = len(mask), lambda row, _, query, key: mask[row, 0, query, key]
+        return create_block_mask(sees, rows if rows > 1 else None, None, *mask.shape[2:], device=mask.device)
+    return mask

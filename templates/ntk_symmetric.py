@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .ntk_alibi import CHANNELS, PADDED_KEY, PADDED_QUERY, Alibi, fold, multiplied
+from .ntk_alibi import CHANNELS, PADDED_KEY, PADDED_QUERY, Alibi, fold
 from .ntk_tiles import infers_on_cpu, tiled_attention, toeplitz_attention
 
 # Queries per block. Small blocks fit a CPU's caches; an accelerator needs large ones to be busy.
@@ -122,7 +122,7 @@ class SymmetricAttention(nn.Module):
         """
         size, scale = query.shape[-1], query.shape[-1] ** -0.5
         if plan.query_factors is not None:
-            query = multiplied(query, plan.query_factors)
+            query = (query * plan.query_factors[..., None]).to(query.dtype)  # rounded once
         dropout = self.dropout if self.training else 0.0
         weights = None
         if plan.eager:

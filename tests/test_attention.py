@@ -207,7 +207,7 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"attention_mask": SQUARE.expand(-1, 4, -1, -1), "position_ids": ROWS}, r"got \[2, 4, 40, 40\]"),
     ({"attention_mask": SQUARE[:1].expand(3, -1, -1, -1), "position_ids": ROWS}, r"got \[3, 1, 40, 40\]"),
     ({"attention_mask": SQUARE.long(), "position_ids": ROWS}, "booleans or floats, got torch.int64"),
-    ({"past_key_values": ((torch.zeros(1), torch.zeros(1)),)}, "a transformers Cache, got tuple"),
+    ({"past_key_values": ((torch.zeros(1), torch.zeros(1)),)}, "a transformers Cache, not a tuple"),
     ({"inputs_embeds": torch.zeros(2, 40, 32)}, "exactly one of input_ids and inputs_embeds"),
     (
         {"position_ids": moved(slice(5, None), torch.arange(6, 41))},

@@ -168,7 +168,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
             )
         },
     ),
-    ("bloom", "ntk", "that of stock", UNLIKE_STOCK),
+    ("bloom", "ntk", "those of stock", UNLIKE_STOCK),
     (
         "bloom",
         "ntk",
@@ -343,7 +343,7 @@ def test_wrong_code_of_large_layers_is_caught(
     large_layers(monkeypatch)
     mistaken(*UNLIKE_STOCK[mistake])
     folder = converted("bloom", 12, "ntk", dtype=dtype)
-    with pytest.raises(VerificationError, match="that of stock"):
+    with pytest.raises(VerificationError, match="those of stock"):
         run(folder, tmp_path / "source")
 
 
@@ -358,12 +358,15 @@ WRONG_LOADING: dict[str, tuple[str, Mistakes]] = {
         ),
     },
     "the result does not run": {
-        "unknown-keyword": ("    def project(self", "    _validate_model_kwargs = None\n\n    def project(self")
+        "generate-fails": (
+            "    def project(self",
+            "    _validate_model_kwargs = None\n\n    def project(self",
+        )
     },
     "decoding with a cache, NtkBloomForCausalLM differs|tokens in the cache": {
         "cache-dropped": (
-            "backbone = self.base_model(\n            input_ids,\n            past_key_values=past_key_values,",
-            "kwargs.pop('cache', None)\n        backbone = self.base_model(\n            input_ids,",
+            "self.base_model(\n            input_ids,\n            past_key_values=past_key_values,",
+            "[kwargs.pop('cache', None), self.base_model][1](\n            input_ids,",
         ),
     },
 }
@@ -435,7 +438,7 @@ WRONG_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a window": (keys(sliding_window=8, layer_types=["sliding_attention"] * 2), "remove sliding_window"),
     "a wide window": (keys(sliding_window=4096), "remove sliding_window"),
-    "not causal": (keys(is_causal=False), "attention differs|that of stock"),
+    "not causal": (keys(is_causal=False), "attention differs|those of stock"),
     "a damaged tokenizer": (
         lambda folder: (folder / "tokenizer.json").write_text("{"),
         "the result's tokenizer does not load",
@@ -525,9 +528,12 @@ def test_a_head_listed_before_its_tied_embedding(tmp_path: Path) -> None:
     assert convert(source, tmp_path / "out", scale=2).checks
 
 
-@pytest.mark.parametrize("key", ["initializer_range", "id2label"])
-def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, key: str) -> None:
-    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("bloom", "initializer_range"), *((name, "id2label") for name in (*FAMILIES, *tiny.ENCODERS))],
+)
+def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, name: str, key: str) -> None:
+    source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", 4)
     edit_json(source / "config.json", {key: "nonsense"})
     with pytest.raises(
         VerificationError, match=r"does not run with this config.json \(\w+Error: "
@@ -535,6 +541,17 @@ def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, key: str) ->
         convert(source, tmp_path / "out", scale=2)
     assert "\n" not in str(failure.value)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("name", ["mpt", "mosaic_bert"])
+def test_a_version_that_lacks_something_is_no_fault_of_the_config(
+    mistaken: Mistaken, tmp_path: Path, name: str
+) -> None:
+    slopes = "    slopes = [2.0 ** (-bias_max * i / whole) for i in range(1, whole + 1)]\n"
+    mistaken(slopes, f"{slopes}    math.no_such_name\n")
+    source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", 4)
+    with pytest.raises(VerificationError, match=r"AttributeError: .*; install another version of transform"):
+        convert(source, tmp_path / "out", scale=2)
 
 
 def test_a_model_that_returns_tuples_is_verified_too(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
     slopes.py   the slopes, measured from attention weights, are the requested ones
     paths.py    the fused, chunked and decoding paths agree with plain attention
     shrunk.py   writes shrunk folders: the first layers, and the rows of some tokens
-    loaded.py   loaded as users load it, the result has the checkpoint's values and agrees with the stock model
+    loaded.py   loaded as users do, the result has the checkpoint's values and agrees with the stock model
     rotary.py   the checks of a rotary repository, which holds no code
 
 The cost does not grow with the model: no check holds the weights of more than a few layers.
@@ -93,7 +93,11 @@ def _incompatible(repository: ConvertedRepository) -> str | None:
     plain = dict(zip(repository.family.sizes, (4, 32, 2), strict=True))
     recipe = replace(repository.recipe, config=plain)
     try:
-        with unlogged(), one_thread(), Patched.load(replace(repository, config=plain, recipe=recipe)) as patched:
+        with (
+            unlogged(),
+            one_thread(),
+            Patched.load(replace(repository, config=plain, recipe=recipe)) as patched,
+        ):
             paths.check(patched)
     except Exception:  # whatever the repository failed with
         return transformers.__version__

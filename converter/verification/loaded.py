@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import safe_open
-from transformers import FalconPreTrainedModel, GenerationConfig, PretrainedConfig, dynamic_module_utils
+from transformers import FalconPreTrainedModel, GenerationConfig, PretrainedConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from converter.config import Config
@@ -40,8 +40,14 @@ TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
 """Largest difference, relative to the largest value, that rounding can explain: in float32, and in half."""
 REDIRECTS = ("configuration_files", "transformers_weights")
 """Keys of config.json by which transformers reads other files than those of the usual names."""
-TEXTS = ("The quick brown fox, 3.5 x 12!", "  def f(x):\n\treturn x\n\n", "Zażółć gęślą jaźń. 東京 🙂", "w5 w6")
-DYNAMIC = dynamic_module_utils.TRANSFORMERS_DYNAMIC_MODULE_NAME
+TEXTS = (
+    "The quick brown fox, 3.5 x 12!",
+    "  def f(x):\n\treturn x\n\n",
+    "Zażółć gęślą jaźń. 東京 🙂",
+    "w5 w6",
+)
+REMOTE: Any = transformers.dynamic_module_utils
+DYNAMIC: str = REMOTE.TRANSFORMERS_DYNAMIC_MODULE_NAME
 
 Outputs = dict[str, torch.Tensor]
 
@@ -179,18 +185,15 @@ def decode(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         output_logits=True,
         return_dict_in_generate=True,
     )
-    output = model.generate(
-        ids[:, :prompt], attention_mask=mask[:, :prompt], logits_processor=[force]
-    )
+    output = model.generate(ids[:, :prompt], attention_mask=mask[:, :prompt], logits_processor=[force])
     cache = output.get("cache", output.get("past_key_values"))  # 5.24 shortened its name
-    name = type(model).__name__
-    if cache is None or cache.get_seq_length() != ids.shape[1] - 1:
-        seen = 0 if cache is None else cache.get_seq_length()
-        raise VerificationError(f"generate leaves {seen} of {ids.shape[1] - 1} tokens in the cache of {name}")
+    filled = 0 if cache is None else cache.get_seq_length()
+    if filled != ids.shape[1] - 1:
+        raise RuntimeError(f"generate leaves {filled} of {ids.shape[1] - 1} tokens in the cache")
     if any(getattr(layer, "is_sliding", False) for layer in cache.layers):
         raise VerificationError(
-            f"the cache of {name} has a window, which ALiBi has not; remove sliding_window and layer_types "
-            "from config.json"
+            f"generate gives {type(model).__name__} a cache with a window, and attention has none; remove "
+            "sliding_window and layer_types from config.json"
         )
     return torch.stack(output.logits, dim=1)
 
@@ -215,7 +218,7 @@ def run_stock(part: Shrunk, config: Config, folder: Path, weights: Path) -> Outp
     except Exception as error:
         if not_ours(error):
             raise
-        return f"transformers' own class rejects this config ({reason(error)})"
+        return f"transformers' own class does not run it ({reason(error)})"
 
 
 def compare(part: Shrunk, ours: Outputs, stock: Outputs | str) -> str:
@@ -227,16 +230,16 @@ def compare(part: Shrunk, ours: Outputs, stock: Outputs | str) -> str:
     if isinstance(stock, str):
         return f"{checked}, in {precision}; not compared with the stock model, since {stock}; {LEFT}"
     name = f"{part.patched.family.camel}{part.patched.repository.head}"
-    differences = {output: difference(stock[output], ours[output]) for output in stock}
+    differences = {output: difference(stock[output], ours[output]) for output in stock if output in ours}
     for output, worst in differences.items():
         if not worst < tolerance(part):
             raise VerificationError(
-                f"with scale 1, the {output} of {part.which} differ from that of stock {name} by "
-                f"{worst:.2e} (relative; at most {tolerance(part):g})"
+                f"with scale 1, the {output} of {part.which} differ from those of stock {name} "
+                f"by {worst:.2e} (relative; at most {tolerance(part):g})"
             )
     return (
-        f"{checked}; with scale 1, it computes what transformers' {name} does in {precision}; largest relative "
-        f"difference {max(differences.values()):.1e}"
+        f"{checked}; with scale 1, it computes what transformers' {name} does in {precision}; largest "
+        f"relative difference {max(differences.values()):.1e}"
     )
 
 
@@ -272,17 +275,25 @@ def compare_tokenizers(repository: Path, shrunk: Path, source: Path | None) -> s
     settings = repository / TOKENIZER_CONFIG
     ours = token_ids(shrunk, trust_remote_code=True)
     if isinstance(ours, ImportError) or source is None:
-        return f"the tokenizer does not load ({reason(ours)})" if isinstance(ours, Exception) else "it has a tokenizer"
+        return (
+            f"its tokenizer does not load ({reason(ours)})"
+            if isinstance(ours, Exception)
+            else "its tokenizer loads"
+        )
     if settings.is_file() and our_class(read_object(settings)) is not None and isinstance(ours, list):
         return "token ids not compared: the source's tokenizer is its own code"
     theirs = token_ids(source, trust_remote_code=False)
     if isinstance(theirs, Exception):
         return f"token ids not compared: the source's tokenizer does not load ({reason(theirs)})"
     if isinstance(ours, Exception):
-        raise VerificationError(f"the result's tokenizer does not load ({reason(ours)}), and its source's does")
+        raise VerificationError(
+            f"the result's tokenizer does not load ({reason(ours)}), and its source's does"
+        )
     for text, mine, other in zip(TEXTS, ours, theirs, strict=True):
         if mine != other:
-            raise VerificationError(f"the result's tokenizer gives {text!r} the ids {mine}, its source's {other}")
+            raise VerificationError(
+                f"the result's tokenizer gives {text!r} the ids {mine}, its source's {other}"
+            )
     return "the same token ids as the source's tokenizer"
 
 
@@ -310,24 +321,26 @@ def failing(what: str, remedy: str, folder: Path) -> Iterator[None]:
         if not_ours(error):
             raise
         why = reason(error).replace(str(folder), "its folder")
-        raise VerificationError(f"{what} with transformers {transformers.__version__} ({why}){remedy}") from error
+        raise VerificationError(
+            f"{what} with transformers {transformers.__version__} ({why}){remedy}"
+        ) from error
 
 
 @contextmanager
 def own_modules(folder: Path) -> Iterator[None]:
-    """In this context, code of repositories is copied to and imported from ``folder``; nothing of it stays."""
+    """In this context, repositories' code is copied to and imported from ``folder``; nothing of it stays."""
 
     def dynamic() -> list[str]:
         return [name for name in sys.modules if name.partition(".")[0] == DYNAMIC]
 
     kept = {name: sys.modules.pop(name) for name in dynamic()}
-    before = dynamic_module_utils.HF_MODULES_CACHE, sys.path[:], sys.dont_write_bytecode
-    dynamic_module_utils.HF_MODULES_CACHE, sys.dont_write_bytecode = str(folder), True
+    before = REMOTE.HF_MODULES_CACHE, sys.path[:], sys.dont_write_bytecode
+    REMOTE.HF_MODULES_CACHE, sys.dont_write_bytecode = str(folder), True
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
-        dynamic_module_utils.HF_MODULES_CACHE, sys.path[:], sys.dont_write_bytecode = before
+        REMOTE.HF_MODULES_CACHE, sys.path[:], sys.dont_write_bytecode = before
         for name in dynamic():
             del sys.modules[name]
         sys.modules.update(kept)

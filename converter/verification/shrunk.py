@@ -41,7 +41,7 @@ class Shrunk:
     total: int
     """How many layers the model has."""
     tokens: tuple[int, ...]
-    """Ids in the full vocabulary, ascending; a shrunk folder calls them 0, 1, 2, ... It pads with the last."""
+    """Ids in the full vocabulary, ascending; a shrunk folder has 0, 1, 2, ... for them, the last to pad."""
     dtype: torch.dtype
     """In which its model is run."""
 

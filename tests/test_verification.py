@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import transformers
 
 from converter import SourceError, VerificationError, convert
 from converter.result.converted import open_converted
@@ -347,6 +348,7 @@ def test_wrong_code_of_large_layers_is_caught(
         run(folder, tmp_path / "source")
 
 
+OLD = transformers.__version__.startswith("4.")
 NOT_TIED = "    backbone_class = NtkBloomModel\n    _tied_weights_keys"
 WRONG_LOADING: dict[str, tuple[str, Mistakes]] = {
     # What ``from_pretrained`` and ``generate`` make of code that the other checks find right.
@@ -383,6 +385,8 @@ WRONG_LOADING: dict[str, tuple[str, Mistakes]] = {
 def test_wrong_code_that_shows_when_it_is_loaded(
     converted: Convert, mistaken: Mistaken, tmp_path: Path, message: str, before: str, after: str
 ) -> None:
+    if OLD and "layernorm" in after:
+        pytest.skip("transformers 4.57 reads only the names of tied weights")
     mistaken(before, after)
     folder = converted("bloom", 4)
     with pytest.raises(VerificationError, match=message):
@@ -430,11 +434,10 @@ WRONG_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
         keys(transformers_weights="other.safetensors"),
         "the result does not load .* remove transformers_weights",
     ),
-    "no auto_map": (mapped(None), "the result does not load"),
-    "no model in auto_map": (mapped(OWN_CONFIG), "the result does not load"),
+    "no auto_map": (mapped(None), "auto_map in config.json does not lead to NtkBloomForCausalLM"),
     "another class in auto_map": (
         mapped({**OWN_CONFIG, "AutoModelForCausalLM": "modeling_ntk_bloom.NtkBloomModel"}),
-        "not its own NtkBloomForCausalLM; correct auto_map",
+        "auto_map in config.json does not lead to NtkBloomForCausalLM",
     ),
     "a window": (keys(sliding_window=8, layer_types=["sliding_attention"] * 2), "remove sliding_window"),
     "a wide window": (keys(sliding_window=4096), "remove sliding_window"),
@@ -449,6 +452,8 @@ WRONG_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG_FILES)
 def test_files_that_load_as_something_else_are_caught(converted: Convert, tmp_path: Path, case: str) -> None:
+    if OLD and case == "not causal":
+        pytest.skip("transformers 4.57 does not read this key")
     change, message = WRONG_FILES[case]
     folder = converted("bloom", 4)
     change(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,5 +31,5 @@ def not_ours(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    """An error in one line; transformers' can list all models."""
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' ...')}"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import safe_open
-from transformers import FalconPreTrainedModel, GenerationConfig, PretrainedConfig
+from transformers import DynamicCache, FalconPreTrainedModel, GenerationConfig, PretrainedConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from converter.config import Config
@@ -65,7 +65,7 @@ def check(patched: Patched, source_config: Config, source: Path | None = None) -
         VerificationError: the result does not load, does not run, or is not what the checkpoint says.
     """
     part = Shrunk.of(patched)
-    with tempfile.TemporaryDirectory() as place, own_modules(Path(place)):
+    with tempfile.TemporaryDirectory(prefix="ntk-convert-") as place, own_modules(Path(place)):
         result, stock = (Path(place) / f"{name}_{uuid.uuid4().hex}" for name in ("result", "source"))
         result.mkdir()
         weights = part.write_result(result)
@@ -73,7 +73,7 @@ def check(patched: Patched, source_config: Config, source: Path | None = None) -
         stock.mkdir()
         compared = compare(part, ours, run_stock(part, source_config, stock, weights))
         tokens = compare_tokenizers(patched.folder, result, source)
-    return Check(NAME, f"{part.which} loaded as users do: {compared}; {tokens}")
+    return Check(NAME, f"{part.which} loaded as users do: {compared}{tokens}")
 
 
 def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
@@ -86,17 +86,21 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
     remedy = f"; remove {redirects} from config.json" if redirects else ""
     changed = next((key for key in written if key not in read or read[key] != written[key]), None)
     if changed is not None:
-        raise VerificationError(f"transformers reads another {changed} than config.json has{remedy}")
-    places = {name.rpartition(".")[2]: auto for auto, name in family.auto_map([named]).items()}
-    auto = getattr(transformers, places[named])
+        raise VerificationError(
+            f"transformers reads another value of {changed!r} than config.json has{remedy}"
+        )
+    places = family.auto_map([named])
+    if config.get("auto_map") != places:  # not tried, since it could name other code
+        raise VerificationError(f"auto_map in config.json does not lead to {named}; restore {places}")
+    auto = getattr(transformers, next(auto for auto, name in places.items() if name.endswith(f".{named}")))
     with failing("the result does not load", remedy, folder):
         model, info = load(auto, folder, part, trust_remote_code=True)
     kind = type(model)
-    auto._model_mapping._extra_content.pop(type(model.config), None)  # or each class would be kept for good
+    auto._model_mapping._extra_content.pop(type(model.config), None)  # else it is kept for good
     if kind.__name__ != named or kind.__module__.partition(".")[0] != DYNAMIC:
         raise VerificationError(
-            f"{auto.__name__} loads {kind.__module__}.{kind.__name__} from the result, not its own {named}; "
-            f"correct auto_map in config.json{remedy}"
+            f"{auto.__name__} loads {kind.__name__} of {kind.__module__.rpartition('.')[2]}.py from the result, "
+            f"not its own {named}{remedy}"
         )
     if (problem := fault(part, model, info, weights)) is not None:
         raise VerificationError(f"loaded with transformers {transformers.__version__}, {problem}{remedy}")
@@ -173,6 +177,11 @@ def measure(part: Shrunk, model: Any) -> Outputs:
 def decode(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The logits [rows, NEW, vocabulary] with which ``generate`` would choose the last of these tokens."""
     prompt = ids.shape[1] - NEW
+    if any(DynamicCache(config=model.config).is_sliding):
+        raise VerificationError(
+            f"generate gives {type(model).__name__} a cache with a window, and attention has none; remove "
+            "sliding_window and layer_types from config.json"
+        )
 
     def force(seen: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return torch.full_like(scores, -math.inf).scatter(1, ids[:, seen.shape[1], None], 0.0)
@@ -190,11 +199,6 @@ def decode(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     filled = 0 if cache is None else cache.get_seq_length()
     if filled != ids.shape[1] - 1:
         raise RuntimeError(f"generate leaves {filled} of {ids.shape[1] - 1} tokens in the cache")
-    if any(getattr(layer, "is_sliding", False) for layer in cache.layers):
-        raise VerificationError(
-            f"generate gives {type(model).__name__} a cache with a window, and attention has none; remove "
-            "sliding_window and layer_types from config.json"
-        )
     return torch.stack(output.logits, dim=1)
 
 
@@ -267,24 +271,20 @@ def cause(weights: Path) -> str:
 def compare_tokenizers(repository: Path, shrunk: Path, source: Path | None) -> str:
     """Whether the result's tokenizer gives the source's ids; raises ``VerificationError`` if it does not.
 
-    It is loaded from the shrunk folder, which links its files.
+    It is loaded from the shrunk folder, which links its files. Empty if there is nothing to compare.
     """
     names = [path.name for path in repository.iterdir()]
-    if not any(name in VOCABULARIES or name.endswith(VOCABULARY_ENDS) for name in names):
-        return "no tokenizer to compare"
+    if source is None or not any(name in VOCABULARIES or name.endswith(VOCABULARY_ENDS) for name in names):
+        return ""
     settings = repository / TOKENIZER_CONFIG
     ours = token_ids(shrunk, trust_remote_code=True)
-    if isinstance(ours, ImportError) or source is None:
-        return (
-            f"its tokenizer does not load ({reason(ours)})"
-            if isinstance(ours, Exception)
-            else "its tokenizer loads"
-        )
+    if isinstance(ours, ImportError):
+        return f"; token ids not compared ({reason(ours)})"
     if settings.is_file() and our_class(read_object(settings)) is not None and isinstance(ours, list):
-        return "token ids not compared: the source's tokenizer is its own code"
+        return "; token ids not compared: the source's tokenizer is its own code"
     theirs = token_ids(source, trust_remote_code=False)
     if isinstance(theirs, Exception):
-        return f"token ids not compared: the source's tokenizer does not load ({reason(theirs)})"
+        return f"; token ids not compared: the source's tokenizer does not load ({reason(theirs)})"
     if isinstance(ours, Exception):
         raise VerificationError(
             f"the result's tokenizer does not load ({reason(ours)}), and its source's does"
@@ -294,7 +294,7 @@ def compare_tokenizers(repository: Path, shrunk: Path, source: Path | None) -> s
             raise VerificationError(
                 f"the result's tokenizer gives {text!r} the ids {mine}, its source's {other}"
             )
-    return "the same token ids as the source's tokenizer"
+    return "; the same token ids as the source's tokenizer"
 
 
 def token_ids(folder: Path, *, trust_remote_code: bool) -> list[list[int]] | Exception:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from converter.config import Config
-from converter.result.converted import code_names
 from converter.source.checkpoint import ITEM_BYTES, SAFETENSORS, Tensor
 from converter.source.source import CONFIG
+from converter.source.tokenizer import TEMPLATE
 from converter.verification.patched import Patched, build
 from converter.weights.rewrite import FLOATS, header
 
@@ -90,15 +90,17 @@ class Shrunk:
     def write_result(self, folder: Path) -> Path:
         """Writes the result's folder and returns its weights' file. What is not shrunk is linked.
 
-        Files keep their places, so one that transformers reads in the place of another is seen.
+        Files keep their names, so one that transformers reads in the place of another is seen. The code is
+        this tool's own, which is equal to the repository's; ``adopt`` adds it only later.
         """
         patched, checkpoint = self.patched, self.patched.checkpoint
         file = next(iter(checkpoint.files))
         skipped = {CONFIG, checkpoint.index, *checkpoint.files}
-        code = code_names(patched.folder, patched.repository.recipe.templates)
         for path in patched.folder.iterdir():
-            if path.is_file() and path.name not in skipped and (path.suffix != ".py" or path.name in code):
+            if path.is_file() and path.name not in skipped and path.suffix != ".py":
                 (folder / path.name).symlink_to(path.resolve())
+        for name in (*patched.repository.recipe.templates, TEMPLATE):
+            (folder / name).symlink_to(Path(patched.modeling.__file__ or "").with_name(name))
         write_json(folder / CONFIG, self.settings(patched.config))
         tensors = self.cut()
         if checkpoint.index is not None:

@@ -99,8 +99,8 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
     auto._model_mapping._extra_content.pop(type(model.config), None)  # else it is kept for good
     if kind.__name__ != named or kind.__module__.partition(".")[0] != DYNAMIC:
         raise VerificationError(
-            f"{auto.__name__} loads {kind.__name__} of {kind.__module__.rpartition('.')[2]}.py from the result, "
-            f"not its own {named}{remedy}"
+            f"{auto.__name__} loads {kind.__module__}.{kind.__name__} from the result, not its own "
+            f"{named}{remedy}"
         )
     if (problem := fault(part, model, info, weights)) is not None:
         raise VerificationError(f"loaded with transformers {transformers.__version__}, {problem}{remedy}")

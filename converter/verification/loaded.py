@@ -91,7 +91,7 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
         )
     places = family.auto_map([named])
     if config.get("auto_map") != places:  # not tried, since it could name other code
-        raise VerificationError(f"auto_map in config.json does not lead to {named}; restore {places}")
+        raise VerificationError(f"auto_map in config.json does not lead to {named}; convert the source again")
     auto = getattr(transformers, next(auto for auto, name in places.items() if name.endswith(f".{named}")))
     with failing("the result does not load", remedy, folder):
         model, info = load(auto, folder, part, trust_remote_code=True)

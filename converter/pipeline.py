@@ -200,7 +200,7 @@ def convert(
         if verify:
             from converter.verification import verify as check
 
-            checks = check(written.repository, opened.config, progress=progress)
+            checks = check(written.repository, opened.config, opened.source.folder, progress=progress)
         _write_card(plan, written, checks, f"./{place.name}")
         graph = None
         if onnx is not None:

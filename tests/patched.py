@@ -82,7 +82,7 @@ VARIANTS = {
 }
 """Name -> a decoder, and changes of its config that change what it computes."""
 
-CHECKED = ["tensors", "slopes", "paths", "stock model"]
+CHECKED = ["tensors", "slopes", "paths", "loading"]
 """Names of the checks of a conversion."""
 
 Convert = Callable[..., Path]

@@ -633,7 +633,7 @@ def test_the_bars_say_what_runs(pristine: Pristine, capfd: pytest.CaptureFixture
     said = capfd.readouterr().err
     for title in ("verifying: ", "none: ", "ntk by position: "):
         assert title in said
-    assert "verified stock model: 100%" in said
+    assert "verified loading: 100%" in said
 
 
 def test_tasks_are_given_by_name_too(pristine: Pristine) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.handlers
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import transformers
 
 from converter import SourceError, VerificationError, convert
 from converter.result.converted import open_converted
@@ -37,9 +40,13 @@ from tests.tiny.layout import Tensors, change_tensors
 def run(folder: Path, source: Path) -> dict[str, Any]:
     """The checks of a folder, which stays as it is."""
     before = sorted(folder.iterdir())
-    checks = verify(open_converted(folder), config_of(source))
+    checks = verify(open_converted(folder), config_of(source), source)
     assert sorted(folder.iterdir()) == before
     return {check.name: check for check in checks}
+
+
+def compared_with_stock(checks: dict[str, Any]) -> bool:
+    return "not compared with the stock model" not in checks["loading"].detail
 
 
 EVERY = [(scaling, HEADS[number % 3]) for number, scaling in enumerate((*SCALINGS, *FITTED))]
@@ -52,8 +59,8 @@ def test_right_repositories_pass(
     scaling, heads = case
     checks = run(converted(family, heads, scaling), tmp_path / "source")
     assert list(checks) == CHECKED
-    skipped = [name for name, check in checks.items() if check.skipped]
-    assert skipped == ([] if family in STOCK else ["stock model"])
+    assert not any(check.skipped for check in checks.values())
+    assert compared_with_stock(checks) == (family in STOCK)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +71,7 @@ def test_right_encoders_pass(converted: Convert, tmp_path: Path, layer: str, sca
     family, changes = LAYERS[layer]
     checks = run(converted(family, 12, scaling, **changes), tmp_path / "source")
     assert list(checks) == CHECKED
-    assert [name for name, check in checks.items() if check.skipped] == ["stock model"]
+    assert not compared_with_stock(checks)
 
 
 @pytest.mark.parametrize(
@@ -77,14 +84,15 @@ def test_options_pass_or_say_why_the_stock_model_is_no_measure(
     checks = run(converted(family, 8, "ntk", **changes), tmp_path / "source")
     option = variant.removeprefix(f"{family.replace('_', '-')}-")
     ignored_by_stock = option in tiny.CHECKPOINTS[family].beyond_stock
-    assert checks["stock model"].skipped == ignored_by_stock
-    assert not ignored_by_stock or "stock transformers" in checks["stock model"].detail
+    assert compared_with_stock(checks) != ignored_by_stock
+    assert not ignored_by_stock or "stock transformers" in checks["loading"].detail
 
 
 def large_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer counts as large: its matrices are read in blocks, here of a few rows."""
-    monkeypatch.setattr("converter.verification.slice.LARGEST_LAYER", 0)
-    monkeypatch.setattr("converter.verification.slice.BLOCK", 1000)
+    """Every layer counts as large: one is run, in the dtype in which it is stored."""
+    monkeypatch.setattr("converter.verification.shrunk.LARGEST_PAIR", 0)
+    monkeypatch.setattr("converter.verification.shrunk.LARGEST_FLOAT32", 0)
+    monkeypatch.setattr("converter.verification.shrunk.BLOCK", 1000)
 
 
 HALF = [*dealt(STOCK, [torch.bfloat16, torch.float16], [False]), *((f, torch.bfloat16, True) for f in STOCK)]
@@ -102,7 +110,9 @@ def test_half_precision_checkpoints_pass(
     if large:
         large_layers(monkeypatch)
     checks = run(converted(family, 12, "ntk", dtype=dtype), tmp_path / "source")
-    assert "float32" in checks["stock model"].detail
+    precision = str(dtype).removeprefix("torch.") if large else "float32"
+    assert f"in {precision}" in checks["loading"].detail
+    assert f"the first {'layer' if large else '2 layers'} of 2" in checks["loading"].detail
 
 
 Mistakes = dict[str, tuple[str, str]]
@@ -159,7 +169,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
             )
         },
     ),
-    ("bloom", "ntk", "that of stock", UNLIKE_STOCK),
+    ("bloom", "ntk", "those of stock", UNLIKE_STOCK),
     (
         "bloom",
         "ntk",
@@ -320,15 +330,136 @@ def test_wrong_code_is_caught(
         run(folder, tmp_path / "source")
 
 
-@pytest.mark.parametrize("mistake", UNLIKE_STOCK)
+@pytest.mark.parametrize(
+    ("mistake", "dtype"), [*((each, torch.float32) for each in UNLIKE_STOCK), ("layout", torch.bfloat16)]
+)
 def test_wrong_code_of_large_layers_is_caught(
-    converted: Convert, mistaken: Mistaken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+    converted: Convert,
+    mistaken: Mistaken,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: str,
+    dtype: torch.dtype,
 ) -> None:
     large_layers(monkeypatch)
     mistaken(*UNLIKE_STOCK[mistake])
-    folder = converted("bloom", 12, "ntk")
-    with pytest.raises(VerificationError, match="that of stock"):
+    folder = converted("bloom", 12, "ntk", dtype=dtype)
+    with pytest.raises(VerificationError, match="those of stock"):
         run(folder, tmp_path / "source")
+
+
+OLD = transformers.__version__.startswith("4.")
+NOT_TIED = "    backbone_class = NtkBloomModel\n    _tied_weights_keys"
+WRONG_LOADING: dict[str, tuple[str, Mistakes]] = {
+    # What ``from_pretrained`` and ``generate`` make of code that the other checks find right.
+    "'lm_head.weight' (has no values|is not tied|has other values|is reported under missing_keys)": {
+        "tie-not-made": (NOT_TIED, NOT_TIED.replace("\n", "\n    tie_weights = lambda *_, **__: None\n", 1)),
+        "tied-to-another": (
+            '{"lm_head.weight": "transformer.word_embeddings.weight"}\n\n\nclass NtkBloom',
+            '{"lm_head.weight": "transformer.word_embeddings_layernorm.weight"}\n\n\nclass NtkBloom',
+        ),
+    },
+    "the result does not run": {
+        "generate-fails": (
+            "    def project(self",
+            "    _validate_model_kwargs = None\n\n    def project(self",
+        )
+    },
+    "decoding with a cache, NtkBloomForCausalLM differs|tokens in the cache": {
+        "cache-dropped": (
+            "self.base_model(\n            input_ids,\n            past_key_values=past_key_values,",
+            "[kwargs.pop('cache', None), self.base_model][1](\n            input_ids,",
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("message", "before", "after"),
+    [
+        pytest.param(message, *mistake, id=what)
+        for message, mistakes in WRONG_LOADING.items()
+        for what, mistake in mistakes.items()
+    ],
+)
+def test_wrong_code_that_shows_when_it_is_loaded(
+    converted: Convert, mistaken: Mistaken, tmp_path: Path, message: str, before: str, after: str
+) -> None:
+    if OLD and "layernorm" in after:
+        pytest.skip("transformers 4.57 reads only the names of tied weights")
+    mistaken(before, after)
+    folder = converted("bloom", 4)
+    with pytest.raises(VerificationError, match=message):
+        run(folder, tmp_path / "source")
+
+
+def other_weights(folder: Path) -> None:
+    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+    edit_json(folder / "config.json", {"transformers_weights": "other.safetensors"})
+    change_tensors(folder, lambda tensors: tensors["transformer.ln_f.bias"].add_(1))
+
+
+def other_config(folder: Path) -> None:
+    """As in a repository that has a config for each range of versions."""
+    shutil.copy(folder.parent / "source/config.json", folder / "config.4.0.0.json")
+    edit_json(folder / "config.json", {"configuration_files": ["config.4.0.0.json"]})
+
+
+def keys(**changes: Any) -> Callable[[Path], None]:
+    """Changes config.json of the result and of its source, from which a conversion copies its keys."""
+
+    def change(folder: Path) -> None:
+        for each in (folder, folder.parent / "source"):
+            edit_json(each / "config.json", changes)
+
+    return change
+
+
+def mapped(auto_map: dict[str, str] | None) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", {"auto_map": auto_map})
+
+
+def other_words(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["w5"], vocabulary["w6"] = vocabulary["w6"], vocabulary["w5"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+
+
+OWN_CONFIG = {"AutoConfig": "configuration_ntk_bloom.NtkBloomConfig"}
+WRONG_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "another config": (other_config, "reads another .* remove configuration_files from config.json"),
+    "other weights": (other_weights, "remove transformers_weights from config.json"),
+    "weights that are not there": (
+        keys(transformers_weights="other.safetensors"),
+        "the result does not load .* remove transformers_weights",
+    ),
+    "no auto_map": (mapped(None), "auto_map in config.json does not lead to NtkBloomForCausalLM"),
+    "another class in auto_map": (
+        mapped({**OWN_CONFIG, "AutoModelForCausalLM": "modeling_ntk_bloom.NtkBloomModel"}),
+        "auto_map in config.json does not lead to NtkBloomForCausalLM",
+    ),
+    "a window": (keys(sliding_window=8, layer_types=["sliding_attention"] * 2), "remove sliding_window"),
+    "a wide window": (keys(sliding_window=4096), "remove sliding_window"),
+    "not causal": (keys(is_causal=False), "attention differs|those of stock"),
+    "a damaged tokenizer": (
+        lambda folder: (folder / "tokenizer.json").write_text("{"),
+        "the result's tokenizer does not load",
+    ),
+    "another tokenizer": (other_words, "the result's tokenizer gives 'w5 w6' the ids"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+def test_files_that_load_as_something_else_are_caught(converted: Convert, tmp_path: Path, case: str) -> None:
+    if OLD and case == "not causal":
+        pytest.skip("transformers 4.57 does not read this key")
+    change, message = WRONG_FILES[case]
+    folder = converted("bloom", 4)
+    change(folder)
+    with pytest.raises(VerificationError, match=message) as raised:
+        run(folder, tmp_path / "source")
+    assert "\n" not in str(raised.value)
 
 
 BIAS = "transformer.h.{}.mlp.dense_h_to_4h.bias"
@@ -353,7 +484,7 @@ WRONG_TENSORS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
     ),
     "zeros": (
         lambda tensors: [tensor.zero_() for tensor in tensors.values()],
-        "is not a number: the tensor 'transformer.word_embeddings.weight' holds zeros only",
+        r"is not a number: the tensor '\S+' holds zeros only",
     ),
     "huge": (lambda tensors: [tensor.mul_(1e38) for tensor in tensors.values()], "has values up to"),
 }
@@ -402,9 +533,12 @@ def test_a_head_listed_before_its_tied_embedding(tmp_path: Path) -> None:
     assert convert(source, tmp_path / "out", scale=2).checks
 
 
-@pytest.mark.parametrize("key", ["initializer_range", "id2label"])
-def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, key: str) -> None:
-    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("bloom", "initializer_range"), *((name, "id2label") for name in (*FAMILIES, *tiny.ENCODERS))],
+)
+def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, name: str, key: str) -> None:
+    source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", 4)
     edit_json(source / "config.json", {key: "nonsense"})
     with pytest.raises(
         VerificationError, match=r"does not run with this config.json \(\w+Error: "
@@ -412,6 +546,17 @@ def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, key: str) ->
         convert(source, tmp_path / "out", scale=2)
     assert "\n" not in str(failure.value)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("name", ["mpt", "mosaic_bert"])
+def test_a_version_that_lacks_something_is_no_fault_of_the_config(
+    mistaken: Mistaken, tmp_path: Path, name: str
+) -> None:
+    slopes = "    slopes = [2.0 ** (-bias_max * i / whole) for i in range(1, whole + 1)]\n"
+    mistaken(slopes, f"{slopes}    math.no_such_name\n")
+    source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", 4)
+    with pytest.raises(VerificationError, match=r"AttributeError: .*; install another version of transform"):
+        convert(source, tmp_path / "out", scale=2)
 
 
 def test_a_model_that_returns_tuples_is_verified_too(tmp_path: Path) -> None:

@@ -281,5 +281,5 @@ def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = F
     model.source.fetch(plan.wanted)
     folder.mkdir()
     repository = write(plan, folder, progress=progress).repository
-    verify(repository, model.config, progress=progress)
+    verify(repository, model.config, model.source.folder, progress=progress)
     return repository

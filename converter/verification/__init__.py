@@ -4,8 +4,8 @@
     tensors.py  every tensor the model expects is stored, and nothing else
     slopes.py   the slopes, measured from attention weights, are the requested ones
     paths.py    the fused, chunked and decoding paths agree with plain attention
-    slice.py    builds a slice: the first layers with real weights, and some tokens
-    stock.py    the slice agrees with the stock model
+    shrunk.py   writes shrunk folders: the first layers, and the rows of some tokens
+    loaded.py   loaded as users do, the result has the checkpoint's values and agrees with the stock model
     rotary.py   the checks of a rotary repository, which holds no code
 
 The cost does not grow with the model: no check holds the weights of more than a few layers.
@@ -14,16 +14,19 @@ The cost does not grow with the model: no check holds the weights of more than a
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from converter.config import Config
-from converter.errors import ConverterError, VerificationError, out_of_memory
+from converter.errors import ConverterError, VerificationError
 from converter.progress import Bar, steps
-from converter.recipes import RotaryRecipe
+from converter.recipes import AlibiRecipe, RotaryRecipe
 from converter.result.converted import ConvertedRepository
-from converter.verification.check import Check
+from converter.verification.check import Check, not_ours, reason
 
 __all__ = ["Check", "verify"]
 
@@ -32,13 +35,18 @@ CHECKS = 4
 
 
 def verify(
-    repository: ConvertedRepository, source_config: Config | None = None, *, progress: bool = False
+    repository: ConvertedRepository,
+    source_config: Config | None = None,
+    source: Path | None = None,
+    *,
+    progress: bool = False,
 ) -> list[Check]:
     """Checks a converted repository.
 
     Args:
         repository: complete except for its card.
         source_config: the source's config as read, for the stock model; the repository's own by default.
+        source: the source's folder, for its tokenizer; None if it is not at hand.
         progress: draw a progress bar on stderr.
 
     Returns:
@@ -57,21 +65,49 @@ def verify(
                 bar(CHECKS)
                 return checks
             config = repository.config if source_config is None else source_config
-            return _verify_alibi(repository, config, bar)
+            return _verify_alibi(repository, config, source, bar)
     except ConverterError:
         raise
     except Exception as error:  # building a model from a bad config value can raise anything
-        if out_of_memory(error) or getattr(error, "errno", None):
-            raise  # no fault of the config
-        reason = " ".join(str(error).split())
+        if not_ours(error):
+            raise
+        if (version := _incompatible(repository)) is not None:
+            raise VerificationError(
+                f"the model does not run with transformers {version}, whatever its config.json says "
+                f"({reason(error)}); install another version of transformers"
+            ) from error
         raise VerificationError(
-            f"the model does not run with this config.json ({type(error).__name__}: {reason}); "
-            "correct the value there"
+            f"the model does not run with this config.json ({reason(error)}); correct the value there"
         ) from error
 
 
-def _verify_alibi(repository: ConvertedRepository, source_config: Config, bar: Bar) -> list[Check]:
-    from converter.verification import paths, slopes, stock, tensors
+def _incompatible(repository: ConvertedRepository) -> str | None:
+    """The version of transformers, if a small model without any settings of this repository fails too."""
+    import transformers
+
+    from converter.verification import paths
+    from converter.verification.patched import Patched
+
+    if not isinstance(repository.recipe, AlibiRecipe):
+        return None
+    plain = dict(zip(repository.family.sizes, (4, 32, 2), strict=True))
+    recipe = replace(repository.recipe, config=plain)
+    try:
+        with (
+            unlogged(),
+            one_thread(),
+            Patched.load(replace(repository, config=plain, recipe=recipe)) as patched,
+        ):
+            paths.check(patched)
+    except Exception:  # whatever the repository failed with
+        return transformers.__version__
+    return None
+
+
+def _verify_alibi(
+    repository: ConvertedRepository, source_config: Config, source: Path | None, bar: Bar
+) -> list[Check]:
+    from converter.verification import loaded, paths, slopes, tensors
     from converter.verification.patched import Patched
 
     found = []
@@ -80,7 +116,7 @@ def _verify_alibi(repository: ConvertedRepository, source_config: Config, bar: B
             tensors.check,
             slopes.check,
             paths.check,
-            partial(stock.check, source_config=source_config),
+            partial(loaded.check, source_config=source_config, source=source),
         ):
             found.append(check(patched))
             bar.rename(f"verified {found[-1].name}")
@@ -103,12 +139,17 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Hides what transformers logs, such as the whole of a config with a wrong value; it is also raised."""
-    from transformers.utils.logging import get_verbosity, set_verbosity
+    """Hides what transformers tells, such as the whole of a config with a wrong value; it is also raised."""
+    from transformers.utils import logging as told
 
-    level = get_verbosity()
-    set_verbosity(logging.CRITICAL)
+    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
+    told.set_verbosity(logging.CRITICAL)
+    told.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        set_verbosity(level)
+        told.set_verbosity(level)
+        if bars:
+            told.enable_progress_bar()

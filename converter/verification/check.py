@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from converter.errors import out_of_memory
 
 
 @dataclass(frozen=True)
@@ -19,3 +23,13 @@ class Check:
     def to_json(self) -> dict[str, Any]:
         """The fields, as JSON."""
         return asdict(self)
+
+
+def not_ours(error: Exception) -> bool:
+    """Whether an error of a check is one of the machine, such as a full disk, and not of the repository."""
+    return out_of_memory(error) or getattr(error, "errno", None) not in (None, errno.ENOENT)
+
+
+def reason(error: Exception) -> str:
+    """An error in one line; transformers' can list all models."""
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' ...')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 import types
 import uuid
@@ -106,6 +107,11 @@ class Patched:
         family = self.family
         spellings = (parameter, family.below(parameter), *family.tensor_names(parameter))
         return next((spelling for spelling in spellings if spelling in self.checkpoint.tensors), None)
+
+    def layer_of(self, name: str) -> int | None:
+        """The layer to which a stored tensor belongs; None if it is outside of the layers."""
+        found = re.match(rf"{re.escape(self.family.layers)}\.(\d+)\.", self.family.below(name))
+        return None if found is None else int(found[1])
 
     def tensor(self, name: str) -> torch.Tensor:
         """One stored tensor."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +23,8 @@ def check(patched: Patched) -> Check:
     """
     family = patched.family
     # Checked first, since it would take long to build a million layers and find them missing.
-    in_config, stored_layers = patched.build_config().num_hidden_layers, count_layers(patched)
+    in_config = patched.build_config().num_hidden_layers
+    stored_layers = len({patched.layer_of(name) for name in patched.checkpoint.tensors} - {None})
     if in_config != stored_layers:
         raise VerificationError(f"config.json says {in_config} layers, but the weights have {stored_layers}")
     model = build(patched.architecture, patched.build_config(), device="meta")
@@ -66,11 +66,3 @@ def fits(model: Any, stored: Mapping[str, tuple[int, ...]]) -> Check:
             + (f", and {len(problems) - 1} more" if len(problems) > 1 else "")
         )
     return Check(NAME, f"all {len(stored)} tensors fit {type(model).__name__}; none missing, none left over")
-
-
-def count_layers(patched: Patched) -> int:
-    """How many layers the stored tensors belong to."""
-    family = patched.family
-    layer = re.compile(rf"{re.escape(family.layers)}\.(\d+)\.")
-    found = (layer.match(family.below(name)) for name in patched.checkpoint.tensors)
-    return len({match[1] for match in found if match})

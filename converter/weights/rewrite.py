@@ -86,7 +86,7 @@ def rewrite(
             digest.update(data)
             write_all(file.fileno(), data)
 
-        write(_header({name: (wanted[name], tensors[name].shape) for name in order}, metadata))
+        write(header({name: (wanted[name], tensors[name].shape) for name in order}, metadata))
         for name in order:
             for block in tensors[name].blocks():
                 if unread and not unread.search(name) and not block.isfinite().all():
@@ -97,7 +97,8 @@ def rewrite(
     return digest.hexdigest()
 
 
-def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] = {}) -> bytes:
+    """The start of a safetensors file whose tensors, name -> dtype and shape, follow in this order."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     at = 0
     for name, (dtype, shape) in tensors.items():

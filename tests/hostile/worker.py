@@ -104,7 +104,8 @@ def _words(kind: str, number: int, model: str, out: Path) -> list[str]:
 def _observed(kind: str, number: int, words: list[str], root: Path, guard: Guard) -> Outcome:
     out, around = root / "work/out", (root / "source", root / "outside")
     before = [_fingerprint(folder) for folder in around]
-    writable = [out, root / "work/.out.ntk-convert-*", Path(os.environ["HF_HOME"])]
+    checked = Path(tempfile.gettempdir()) / "ntk-convert-*"
+    writable = [out, root / "work/.out.ntk-convert-*", checked, Path(os.environ["HF_HOME"])]
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # sets this process's peak to what it uses now
     start_memory = _peak_memory()

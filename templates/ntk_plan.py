@@ -208,6 +208,6 @@ def causal_mask(name: str, hidden_states: torch.Tensor, positions: Positions, ca
         documents = positions.starts.cumsum(-1)
         mask = mask & (documents[:, :, None] == documents[:, None, :])[:, None]
     if name == "flex_attention":  # which skips the blocks that nothing in a row sees
-        rows, sees = len(mask), lambda row, _, query, key: mask[row, 0, query, key]
+        rows, sees = len(mask), lambda row, _, query, key: mask[row % rows, 0, query, key]
         return create_block_mask(sees, rows if rows > 1 else None, None, *mask.shape[2:], device=mask.device)
     return mask

@@ -156,7 +156,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         "bloom",
         "ntk",
         "chunked attention differs",
-        {"chunk-mask": ("queries in (1, cache.read)", "queries <= cache.read")},
+        {"chunk-mask": ("queries in (1, cache.keys)", "queries <= cache.keys")},
     ),
     (
         "bloom",
@@ -193,10 +193,10 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         "fitted",
         f"{LAYER} {QUERIES}",
         {
-            "temperatures-dropped": ("query = multiplied(query, factors)", "pass"),
+            "temperatures-dropped": ("if factors is not None:", "if False:"),
             "other-heads'-temperatures": (
-                "multiplied(query, factors)",
-                "multiplied(query, factors.roll(1, 1))",
+                "query * factors[..., None]",
+                "query * factors.roll(1, 1)[..., None]",
             ),
             "temperatures-twice": ("query * factors[..., None]", "query * factors[..., None] ** 2"),
         },
@@ -222,11 +222,16 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         },
     ),
     *(
-        (family, scaling, rf"head \d+ runs with {QUERIES}", {mistake: ("temperature * t for t", mistake)})
+        (
+            family,
+            scaling,
+            rf"head \d+ runs with {QUERIES}",
+            {mistake: ('float(scaling["temperature"]) * t for t', mistake)},
+        )
         for family, scaling, mistake in (
-            ("falcon", "by-parts-tempered", "temperature * bool(t) for t"),
-            ("bloom", "by-parts-position-tempered", "temperature * t * t for t"),
-            ("mosaic_bert", "ntk-length-tempered", "temperature for t"),
+            ("falcon", "by-parts-tempered", 'float(scaling["temperature"]) * bool(t) for t'),
+            ("bloom", "by-parts-position-tempered", 'float(scaling["temperature"]) * t * t for t'),
+            ("mosaic_bert", "ntk-length-tempered", 'float(scaling["temperature"]) for t'),
         )
     ),
     # Encoders
@@ -255,7 +260,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         "fitted",
         "runs with queries",
         {
-            "temperatures-dropped": ("query = multiplied(query, plan.query_factors)", "pass"),
+            "temperatures-dropped": ("if plan.query_factors is not None:", "if False:"),
             "other-layer's-temperatures": (
                 "zip(slopes, each, strict=True)",
                 "zip(slopes, reversed(each), strict=True)",
@@ -367,8 +372,8 @@ WRONG_LOADING: dict[str, tuple[str, Mistakes]] = {
     },
     "decoding with a cache, NtkBloomForCausalLM differs|tokens in the cache": {
         "cache-dropped": (
-            "self.base_model(\n            input_ids,\n            past_key_values=past_key_values,",
-            "[kwargs.pop('cache', None), self.base_model][1](\n            input_ids,",
+            "return self.base_model(",
+            "return [inputs.pop(name, 0) for name in ('cache', 'past_key_values')] and self.base_model(",
         ),
     },
 }

@@ -89,7 +89,7 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
         raise VerificationError(
             f"transformers reads another value of {changed!r} than config.json has{remedy}"
         )
-    places = family.auto_map([named])
+    places = family.auto_map
     if config.get("auto_map") != places:  # not tried, since it could name other code
         raise VerificationError(f"auto_map in config.json does not lead to {named}; convert the source again")
     auto = getattr(transformers, next(auto for auto, name in places.items() if name.endswith(f".{named}")))

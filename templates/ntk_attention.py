@@ -161,7 +161,7 @@ def head_processes(layer: nn.Module) -> Any | None:
     Raises:
         ValueError: the heads cannot be divided among so many processes.
     """
-    [attention] = (module for module in layer.modules() if isinstance(module, AlibiAttention))
+    attention = next((module for module in layer.modules() if isinstance(module, AlibiAttention)), layer)
     for projection in attention.children():
         weight = getattr(projection, "weight", None)
         if any(placement.is_shard(1) for placement in getattr(weight, "placements", ())):

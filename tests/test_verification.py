@@ -370,7 +370,7 @@ WRONG_LOADING: dict[str, tuple[str, Mistakes]] = {
             "    _validate_model_kwargs = None\n\n    def project(self",
         )
     },
-    "decoding with a cache, NtkBloomForCausalLM differs|tokens in the cache": {
+    "must cover the cached ones too": {
         "cache-dropped": (
             "return self.base_model(",
             "return [inputs.pop(name, 0) for name in ('cache', 'past_key_values')] and self.base_model(",

@@ -64,7 +64,7 @@ def calibrate(
                 model.load(layer)
                 tensors: dict[str, Any] = {}
                 file = folder / f"calibrated-{index}.safetensors"
-                for module, products in input_products(layer, states, model.keywords[index]).items():
+                for module, products in input_products(layer, states, model.others[index]).items():
                     by_column = isinstance(module, Conv1D)
                     weight = module.weight.T if by_column else module.weight
                     parts = [np.ascontiguousarray(part.numpy()) for part in gptq(weight, products, scales)]
@@ -75,7 +75,7 @@ def calibrate(
                         tensors[f"{name} {end}"] = part
                     found[name] = file
                 save_file(tensors, file)
-                states = [layer(row, **model.keywords[index])[0] for row in states]
+                states = [layer(row, *model.others[index])[0] for row in states]
                 layer.to("meta")
                 advance(1)
     return found
@@ -100,7 +100,7 @@ class Layers:
         self._seen = backbone.decoder_layers if patched.repository.decoder else backbone.encoder_layers
         self.layers = list(self._seen)
         """The modules, with weights on the device "meta" until they are loaded."""
-        self.keywords: list[dict[str, Any]] = []
+        self.others: list[tuple[Any, ...]] = []
         """What each layer is called with beside its input."""
         self.stored: dict[nn.Parameter, str] = {}
         """Parameter of a loaded layer -> its stored name."""
@@ -118,7 +118,7 @@ class Layers:
         """The first layer's input [1, L, hidden] for a window of tokens, int64 [1, L]."""
         self._backbone(ids)
         # The windows have the same length and no padding, so the layers are called alike for all of them.
-        self.keywords = self.keywords or [stand_in.keywords for stand_in in self._seen]
+        self.others = self.others or [stand_in.others for stand_in in self._seen]
         states: torch.Tensor = self._seen[0].states
         return states
 
@@ -133,16 +133,16 @@ class Seen(nn.Module):
     """Stands in for a layer: keeps what it is called with and hands the states on."""
 
     states: torch.Tensor
-    keywords: dict[str, Any]
+    others: tuple[Any, ...]
 
-    def forward(self, states: torch.Tensor, **keywords: Any) -> tuple[torch.Tensor, None]:
+    def forward(self, states: torch.Tensor, *others: Any) -> tuple[torch.Tensor, None]:
         """See ``AlibiDecoder`` and ``AlibiEncoder`` in the templates."""
-        self.states, self.keywords = states, keywords
+        self.states, self.others = states, others
         return states, None
 
 
 def input_products(
-    layer: nn.Module, states: Sequence[torch.Tensor], keywords: dict[str, Any]
+    layer: nn.Module, states: Sequence[torch.Tensor], others: tuple[Any, ...]
 ) -> dict[Any, torch.Tensor]:
     """Runs a layer; each linear layer in it -> the sum of x xᵀ over its inputs, float32 [inputs, inputs]."""
     products: dict[Any, torch.Tensor] = {}
@@ -156,7 +156,7 @@ def input_products(
     linear = [module for module in layer.modules() if isinstance(module, nn.Linear | Conv1D)]
     hooks = [module.register_forward_pre_hook(add) for module in linear]
     for row in states:
-        layer(row, **keywords)
+        layer(row, *others)
     for hook in hooks:
         hook.remove()
     return products

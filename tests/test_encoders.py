@@ -17,8 +17,11 @@ import torch
 from transformers import (
     AttentionInterface,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
+    BertConfig,
+    BloomConfig,
     DataCollatorWithFlattening,
 )
 
@@ -29,7 +32,7 @@ from templates.ntk_symmetric import SymmetricAttention, plan_attention
 from tests import patched, runners, tiny
 from tests.conftest import MakeSource
 from tests.dealt import dealt
-from tests.patched import Convert, assert_logits, batch
+from tests.patched import Convert, assert_logits, batch, config_of
 from tests.runners import BERT_LAYERS, HEADS, LAYERS, auto_class
 
 FAMILIES = tuple(tiny.ENCODERS)
@@ -202,6 +205,28 @@ def test_padded_tokens_leave_as_zeros(converted: Convert, name: str) -> None:
 
 
 # Loading
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "own"), [("mosaic_bert", BertConfig), ("bloom", BloomConfig)])
+def test_a_config_of_transformers_own_class(converted: Convert, tmp_path: Path, name: str, own: Any) -> None:
+    """As on the cards of DNABERT-2, MosaicBERT, mRNABERT and BiRNA-BERT; what is saved is converted, too."""
+    folder = converted(name, scaling="ntk-position")
+    auto = AutoModelForMaskedLM if own is BertConfig else AutoModelForCausalLM
+    config = own.from_pretrained(folder)
+    config.alibi_starting_size = 2048
+    model = auto.from_pretrained(folder, config=config, trust_remote_code=True).eval()
+    ids, mask = batch(rows=2, length=40)
+    right = auto.from_pretrained(folder, trust_remote_code=True)(ids, attention_mask=mask).logits
+    assert torch.equal(model(ids, attention_mask=mask).logits, right)
+    model.save_pretrained(tmp_path / "saved")
+    assert config_of(tmp_path / "saved")["model_type"] == f"ntk_{name}"
+    again = auto.from_pretrained(tmp_path / "saved", trust_remote_code=True)
+    assert torch.equal(again(ids, attention_mask=mask).logits, right)
+    if own is BertConfig:  # BiRNA-BERT's card reads hidden states this way
+        model.cls = torch.nn.Identity()
+        states = model.bert(ids, attention_mask=mask).last_hidden_state
+        assert torch.equal(model(ids, attention_mask=mask).logits, states)
 
 
 @torch.no_grad()

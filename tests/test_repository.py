@@ -28,6 +28,7 @@ from converter.source.open import open_folder
 from converter.source.tokenizer import Tokenizer
 from tests import tiny
 from tests.conftest import MakeSource, edit_json, fingerprint
+from tests.versions.environments import SUPPORTED
 
 ROOT = Path(__file__).parent.parent
 
@@ -401,3 +402,16 @@ def test_the_templates_change_with_the_version() -> None:
     listed = re.match(r"[^\n]*\n\nTemplates: `(\w+)`", section)
     assert listed is not None
     assert listed[1] == digest.hexdigest()[:12], "give CHANGELOG.md a new version and this digest"
+
+
+def test_the_versions_that_are_stated(make_source: MakeSource, tmp_path: Path) -> None:
+    """On the card, in pyproject.toml, in the code's own guard, and in the test of all versions."""
+    quick(make_source(), tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    first, last = TESTED
+    assert (first, last) == (SUPPORTED[0], SUPPORTED[-1])
+    assert f"Its code was tested with transformers {first} to {last}." in card
+    least = f"transformers>={first.removesuffix('.0')}"
+    assert f"\npip install torch '{least}'\n" in card
+    assert f'"{least}",\n' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert least in (ROOT / "templates/ntk_config.py").read_text(encoding="utf-8")

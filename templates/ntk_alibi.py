@@ -134,8 +134,7 @@ class Alibi:
                 self.temperatures = [[float(scaling["temperature"]) * t for t in self.exponents[0]]]
         self.dynamic = None if static else scaling.get("dynamic", "length")
         self.train_length = float(scaling.get("train_seq_len", int(static)))
-        self.rate = float(scaling.get("rate", 1.0))
-        factor = float(scaling.get("factor", 1.0))
+        self.rate, factor = (float(scaling.get(name, 1.0)) for name in ("rate", "factor"))
         strengths = (self.train_length, self.rate, factor, float(scaling.get("temperature", 1.0)))
         powers = [t for row in (*self.exponents, *(self.temperatures or ())) for t in row]
         sound = all(0 < value < math.inf for value in strengths) and factor >= 1

@@ -12,6 +12,7 @@ Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +164,8 @@ def check_paged(
 ) -> None:
     """Raises ValueError if continuous batching does not work with folded keys here."""
     check_lengths(alibi, "continuous batching")
-    if not UPDATES_PAGED and "paged" not in name:  # it would attend to the new tokens only
+    takes_cache = "cache" in inspect.signature(FUNCTIONS.get(name, checked_shape)).parameters
+    if not (UPDATES_PAGED or takes_cache or "paged" in name):  # it would attend to the new tokens only
         paged = ", ".join(key for key in FUNCTIONS if "paged" in key)
         raise ValueError(f"{name} does not work with continuous batching here; use one of: {paged}")
     if "eager" in name and hidden_states.dtype != torch.float32:

@@ -248,7 +248,7 @@ class LastTokenHead(Head):
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
 
     def scores(self, backbone: Any, input_ids: torch.Tensor | None) -> torch.Tensor:
-        """Scores [B, labels]; raises ValueError for several rows without ``pad_token_id`` to see their ends."""
+        """Scores [B, labels]; a ValueError for several rows without ``pad_token_id`` to see their ends."""
         scores, pad = self.score(backbone.last_hidden_state), self.config.pad_token_id
         if pad is None and len(scores) > 1:
             raise ValueError("set config.pad_token_id to classify more than one row at a time")

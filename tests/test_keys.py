@@ -15,6 +15,7 @@ from converter import ConverterError, convert, inspect
 from converter.errors import UnsupportedModel
 from converter.source.keys import SENTENCE_CONFIGS, check_vectors
 from tests.conftest import MakeSource, Refuses, edit_json
+from tests.keys import found
 
 Change = Callable[[Path], object]
 SENTENCES = SENTENCE_CONFIGS[0]
@@ -91,6 +92,11 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "chunks": ("falcon", config(attention_chunk_size=8), "attention_chunk_size is 8, which gives generate"),
     "a config within the config": ("bloom", config(text_config={"vocab_size": 9}), "text_config is {'vocab"),
     "an encoder and a decoder": ("bloom", config(is_encoder_decoder=True), "is_encoder_decoder is True"),
+    "shared keys": (
+        "bloom",
+        config(kv_sharing_modes=["reuse"]),
+        "kv_sharing_modes is ['reuse'], and the new",
+    ),
     "replaced layers": ("bloom", config(fusion_config={"a": True}), "fusion_config is {'a': True}"),
     "removed heads": ("bloom", config(pruned_heads={"0": [1]}), "pruned_heads is {'0': [1]}"),
     "an empty quantisation": ("bloom", config(quantization_config={}), "quantised (quantization_config is"),
@@ -110,6 +116,11 @@ OTHER_FILES: dict[str, tuple[str, Change, str]] = {
         "fast_tokenizer_files is ['tokenizer.4.0.0.json'], so transformers reads another tokenizer than",
     ),
     "a tokenizer that is not there": ("llama", VERSIONED, "so transformers reads another tokenizer"),
+    "arguments of a tokenizer": (
+        "bloom",
+        put("tokenizer_config.json", init_inputs=["x"]),
+        "init_inputs is ['x'], which the tokenizer's class gets before its files; remove the key",
+    ),
     "code in a tokenizer": (
         "bloom",
         put("tokenizer.json", auto_map={"AutoTokenizer": "evil/x--code.Thing"}),
@@ -172,6 +183,12 @@ KEPT: dict[str, tuple[str, Change, str | None, dict[str, list[str]]]] = {
         )
         for key in ("base_model_tp_plan", "base_model_pp_plan", "base_model_fsdp_plan", "distributed_config")
     },
+    "a path of another machine": (
+        "bloom",
+        put("tokenizer_config.json", tokenizer_file="/home/ada/tokenizer.json"),
+        "tokenizer_file of tokenizer_config.json was left out: the repository's own file is read",
+        {"tokenizer_config.json": ["tokenizer_file"]},
+    ),
     "code that generates": (
         "bloom",
         put("custom_generate/generate.py"),
@@ -239,6 +256,8 @@ def test_the_limit_in_every_file_that_sentence_transformers_reads(
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}),
         (SENTENCE_CONFIGS[-1], {"do_lower_case": True}),
         (SENTENCES, {"transformer_task": "fill-mask"}),
+        (SENTENCES, {"module_output_name": "sentence_embedding"}),
+        (SENTENCES, {"modality_config": {"text": {"method": "encode", "method_output_name": "x"}}}),
     ],
 )
 def test_vectors_that_a_graph_makes_otherwise(tmp_path: Path, name: str, content: dict[str, Any]) -> None:
@@ -257,3 +276,7 @@ def test_a_tokenizer_that_does_not_load(make_source: MakeSource, tmp_path: Path,
     convert(source, tmp_path / "out", scale=2)
     card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
     assert "token ids not compared: the source's tokenizer does not load" in card
+
+
+def test_the_script_that_looks_for_keys_finds_what_is_known() -> None:
+    assert {"configuration_files", "fast_tokenizer_files", "sentence_bert_config.json"} <= found().keys()

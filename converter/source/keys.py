@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import filecmp
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,6 +87,10 @@ def same_weights(source: Source, name: Any) -> bool:
     return isinstance(name, str) and name == weight_index(source.files)
 
 
+def always(*_: Any) -> bool:
+    return True
+
+
 def _listed(source: Source, names: Any) -> bool:
     """Whether this is a list of files of the source, or null."""
     return names is None or (
@@ -115,12 +119,13 @@ def _arguments(effect: str) -> Key:
 
 
 def _own_plan(what: str) -> Key:
-    return Key(f"the new code has its own {what}", unneeded=lambda source, value: True, kind="alibi")
+    return Key(f"the new code has its own {what}", unneeded=always, kind="alibi")
 
 
 WINDOW = Key("which gives generate a cache with a window, and attention has none", kind="alibi")
 PART = Key("so transformers reads settings from there, and not from config.json itself", kind="alibi")
-BACKBONE = "feature-extraction"
+STATES = "and here the backbone's last hidden states are pooled"
+LAST = {"method": "forward", "method_output_name": "last_hidden_state"}
 INSTEAD = "remove it there, and do it in your own program"
 SENTENCE_KEYS: Mapping[str, Key] = {
     **dict.fromkeys(("config_kwargs", "config_args"), _arguments("changes the config")),
@@ -130,9 +135,9 @@ SENTENCE_KEYS: Mapping[str, Key] = {
     "do_lower_case": Key(
         "which lower-cases texts before the tokenizer, not done here", INSTEAD, FALSE, kind="vectors"
     ),
-    "transformer_task": Key(
-        "and here the backbone's hidden states are pooled", INSTEAD, one_of(None, BACKBONE), kind="vectors"
-    ),
+    "transformer_task": Key(STATES, INSTEAD, one_of(None, "feature-extraction"), kind="vectors"),
+    "modality_config": Key(STATES, INSTEAD, one_of(None, {"text": LAST}), kind="vectors"),
+    "module_output_name": Key(STATES, INSTEAD, one_of(None, "token_embeddings"), kind="vectors"),
     **dict.fromkeys(
         ("query_length", "document_length", "query_expansion"),
         Key("which makes sentence-transformers cut or pad texts by their task", INSTEAD),
@@ -161,6 +166,8 @@ KEYS: Mapping[str, Mapping[str, Key]] = {
         **dict.fromkeys(("sliding_window", "layer_types", "attention_chunk_size"), WINDOW),
         **dict.fromkeys(("text_config", "text_encoder", "decoder", "generator"), PART),
         "is_encoder_decoder": Key("and this is one part only", fine=FALSE, kind="alibi"),
+        "sub_configs": replace(PART, fine=one_of(None, {})),
+        "kv_sharing_modes": Key("and the new code keeps the keys of every layer", kind="alibi"),
         "fusion_config": Key("which makes transformers replace layers", kind="alibi"),
         "pruned_heads": Key("and the new code has all heads", fine=one_of(None, {}), kind="alibi"),
         "base_model_tp_plan": _own_plan("plan for tensor parallelism"),
@@ -175,6 +182,11 @@ KEYS: Mapping[str, Mapping[str, Key]] = {
             fine=lambda value: False,
             unneeded=same_tokenizer,
         ),
+        **dict.fromkeys(
+            ("tokenizer_file", "vocab_file", "merges_file"),
+            Key("the repository's own file is read, and not one on another machine", unneeded=always),
+        ),
+        "init_inputs": Key("which the tokenizer's class gets before its files", fine=one_of(None, [])),
     },
     **dict.fromkeys(SENTENCE_CONFIGS, SENTENCE_KEYS),
     SENTENCES_CONFIG: {
@@ -205,7 +217,7 @@ def settled(
             if not row.unneeded(source, value):
                 raise UnsupportedModel(f"{name}: {key} is {repr(value)[:80]}, {row.effect}; {row.remedy}")
             files.setdefault(name, dict(content)).pop(key)
-            why = row.effect if row.kind == "alibi" else "it names nothing else than what is converted"
+            why = row.effect if row.unneeded is always else "it names nothing else than what is converted"
             notes.append(f"{key} of {name} was left out: {why}")
     return files, notes
 

@@ -204,8 +204,8 @@ def _open(place: Path) -> Saved:
             f"{place}/{CONFIG} has model_type {kind!r}, not {recipe.model_type!r}: the model was trained "
             "with the stock class, without its scaling, and cannot be adopted"
         )
-    for key in QUANTISED:
-        if config.get(key):
+    for key, others in QUANTISED.items():
+        if config.get(key) not in others:
             raise SourceError(f"{place} is quantised ({key} is set); save the model with unquantised weights")
     model = open_model(place)
     tokenizer = _tokenizer(model)

@@ -18,11 +18,12 @@ from converter.recipes.overrides import overridden
 from converter.scaling.request import Request, ScalingOptions, TrainLength
 from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import Checkpoint, read_checkpoint
+from converter.source.keys import check_adapter, settled
 from converter.source.open import open_source
 from converter.source.remote_code import read_json
 from converter.source.sentence_transformers import LIMITS, Nested, nested_files, stated_limit
 from converter.source.slopes_file import read_slopes_file
-from converter.source.source import Source
+from converter.source.source import CONFIG, Source
 from converter.source.tokenizer import Tokenizer, read_tokenizer
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ class Model:
         stated = stated_limit(read_json(self.source, LIMITS.keys() & self.source.files.keys()))
         return self.recipe.input_limit(scaling, self.trained.tokens, stated)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Which rows of ``keys.KEYS`` are for it."""
+        positions = self.recipe.positions
+        return ("any", positions, *([f"{positions} decoder"] if self.recipe.decoder else []))
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """What a conversion does with the tokenizer; from the Hub, its config is downloaded."""
@@ -136,10 +143,13 @@ def open_model(
         check_merged(source.name, source.files)
         _check_recorded(config, overrides)
     else:
+        check_adapter(source)
         config = overridden(without_implementation(config), overrides)
     recipe = recipes.of_checkpoint(config) if converted else recipes.of_source(config)
     trained = recipe.trained_length(source, train_length)
-    return Model(source, original, config, recipe, trained, overrides)
+    opened = Model(source, original, config, recipe, trained, overrides)
+    settled(source, {CONFIG: original}, opened.kinds)
+    return opened
 
 
 def open_with_request(

@@ -189,6 +189,7 @@ def convert(
     plan.check_download(place, resume=resume)
 
     opened.source.fetch(plan.wanted)
+    plan.check_vocabularies()
     with staged(place, overwrite=overwrite, resume=resume) as folder:
         reserved = plan.other_bytes() + plan.graph_bytes()
 

@@ -25,10 +25,11 @@ from converter.scaling.request import SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
 from converter.source.hub import bytes_to_download
-from converter.source.remote_code import read_json
+from converter.source.keys import GENERATE, settled
+from converter.source.remote_code import check_references, read_json
 from converter.source.sentence_transformers import set_limits
 from converter.source.source import CARD, CONFIG, plain_text
-from converter.source.tokenizer import TOKENIZER_CONFIG
+from converter.source.tokenizer import TOKENIZER_CONFIG, VOCABULARIES
 from converter.weights.files import Link
 from converter.weights.transfer import FLOATS, STORED, TORCH, Dtype, Order, transfer
 
@@ -127,6 +128,14 @@ class Plan:
             remedy = "choose another `cache_dir` or `out`"
             check_space(source.folder, lacking, "download and result need", remedy)
 
+    def check_vocabularies(self) -> None:
+        """Raises ``SourceError`` for a vocabulary that names code, which no library looks for there.
+
+        Like weights, they are here only after the download.
+        """
+        code = (*self.model.recipe.templates, *self.model.tokenizer.templates)
+        check_references(self.model.source.folder, code, self.copied.keys() & {*VOCABULARIES})
+
     def command(self, out: str, *, verify: bool) -> str:
         """The command line for the model card, with ``out`` as it is; a local source is cut to its name.
 
@@ -176,10 +185,16 @@ def prepare(
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
     contents = {**read_json(source, copied), **rewritten}
+    judged, left_out = settled(source, contents, model.kinds)
+    contents |= judged
+    rewritten |= judged
     limit = max_length or model.input_limit(scaling)
     limited, note = set_limits(contents, limit, decoder=recipe.decoder)
     config = recipe.scaled_config(scaling, model.trained.tokens, source, tokenizer, limit)
-    notes = []
+    judged, notes = settled(source, {CONFIG: config}, model.kinds)
+    config, notes = judged.get(CONFIG, config), [*notes, *left_out]
+    if source.inside(GENERATE):
+        notes.append(f"{GENERATE}, code of the source that replaces generate, was not copied")
     if model.overrides:
         config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
         notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")

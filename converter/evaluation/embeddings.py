@@ -18,13 +18,14 @@ from converter.evaluation.tasks.scores import CUTOFF
 from converter.evaluation.tasks.task import Collection, Ids, Retrieval
 from converter.progress import Advance
 from converter.source.jsonfile import read_object
+from converter.source.keys import SENTENCES_CONFIG as SETTINGS
+from converter.source.keys import check_vectors
 from converter.source.sentence_transformers import Pooling, read_pooling
 from converter.source.source import plain_text
 
 Vectors = NDArray[np.float32]
 ROWS_AT_ONCE = 64
 """Texts whose similarities with all others are in memory at a time."""
-SETTINGS, SENTENCE = "config_sentence_transformers.json", "sentence_bert_config.json"
 MEAN = Pooling(("mean",), normalised=False)
 
 
@@ -50,8 +51,7 @@ def pooling_of(folder: Path) -> Pooling:
                 f"{SETTINGS} scores by {plain_text(settings['similarity_fn_name'])}; only cosine is "
                 "computed here"
             )
-    if (folder / SENTENCE).is_file() and read_object(folder / SENTENCE).get("do_lower_case"):
-        raise UnsupportedModel(f"{SENTENCE} lower-cases texts before the tokenizer, which eval does not")
+    check_vectors(folder)
     return found
 
 

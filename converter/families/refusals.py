@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from typing import Any
 
 from converter.config import Config, count, is_number, read_provenance
 from converter.errors import AlreadyConverted, SourceError, UnsupportedModel
 from converter.families import Family, converted, recognise
 from converter.source.checkpoint import quantised
+from converter.source.keys import ADAPTER, MERGE
 
-QUANTISED = ("quantization_config", "compression_config", "quantization_bit", "bigdl_transformers_low_bit")
-"""Keys of quantised checkpoints: of transformers, of compressed-tensors, and of tools that have their own."""
-ADAPTER = "adapter_config.json"
+QUANTISED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("quantization_config", "compression_config"), (None,)),
+    **dict.fromkeys(("quantization_bit", "bigdl_transformers_low_bit"), (None, 0, "")),
+}
+"""Keys of quantised checkpoints -> values of others: of transformers, which looks whether the first is there,
+of compressed-tensors, and of tools that have their own."""
 NORMS = ("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps", "norm_eps")
 """What is added to a variance, so that its root is a number."""
 MOST_LABELS = 1 << 17
@@ -54,8 +59,8 @@ def check_convertible(config: Config) -> None:
 
 def check_plain(config: Config) -> None:
     """The checks of any checkpoint, converted or not."""
-    for key in QUANTISED:
-        if config.get(key):
+    for key, others in QUANTISED.items():
+        if config.get(key) not in others:
             raise quantised(f"{key} is set")
     for key in NORMS:
         value = config.get(key)
@@ -70,6 +75,5 @@ def check_merged(place: object, names: Container[str]) -> None:
     """Raises ``SourceError`` for a converted repository with an adapter, which some programs would apply."""
     if ADAPTER in names:
         raise SourceError(
-            f"{place} holds an adapter ({ADAPTER}); merge it into its model and save that: "
-            "model.merge_and_unload().save_pretrained(DIR)"
+            f"{place} holds an adapter ({ADAPTER}); merge it into its model and save that: {MERGE}"
         )

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from converter.config import Config
-from converter.families.refusals import ADAPTER
 from converter.families.templates import templates_folder
+from converter.source.keys import ADAPTER
 from converter.source.remote_code import without_references
 from converter.source.source import CARD, CONFIG, Source
 from converter.weights.files import copy_file
 
 KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 KEPT_NAMES = ("license", "licence", "copying", "notice", "use_policy", "acceptable_use")
+VERSIONED = re.compile(r"(config|tokenizer)\.\d.*\.json")
+"""Files for one version of transformers, which a key that is not kept would name; see ``keys.py``."""
 LEFT_ENDS = (".index.json", ".safetensors", ".bin", ".py")
 # Files that are not copied although their suffix is in KEPT_ENDS: config and card are written anew, an
 # adapter's config would make transformers look for the adapter, and the others describe a training or
@@ -40,6 +43,7 @@ def small_files(names: Iterable[str], *, but: Collection[str] = ()) -> list[str]
         if not name.startswith(".")
         and name not in LEFT_NAMES
         and name not in but
+        and not VERSIONED.fullmatch(name)
         and not name.endswith(LEFT_ENDS)
         and (name.endswith(KEPT_ENDS) or name.lower().startswith(KEPT_NAMES))
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.source.jsonfile import parse, read_bytes
+from converter.source.jsonfile import LARGEST, parse, read_bytes
 from converter.source.source import Source, plain_text
 from converter.source.tokenizer import VOCABULARIES
 
@@ -30,12 +30,14 @@ NOT_COPIED = "sentence_transformers.CodeThatWasNotCopied"
 """Takes the place of a dotted name. It does not load, while a default could load and be silently wrong."""
 ARGUMENTS = ("trust_remote_code", "code_revision", "use_kernels")
 """Keys that sentence-transformers passes on, and that choose which code runs."""
+LARGEST_VOCABULARY = 128 << 20
+"""Bytes. That of Gemma, 262,000 tokens and their merges, has 33 MB."""
 PLACES = "_name_or_path"
 """End of the keys that make a library load a part of the model from another repository."""
 
 
 def json_files(names: Iterable[str]) -> list[str]:
-    """Of these files, those that can name code: JSON, and not a vocabulary."""
+    """Of these files, those in which a library looks for code: JSON, and not a vocabulary."""
     return [name for name in names if name.endswith(".json") and name not in VOCABULARIES]
 
 
@@ -76,8 +78,8 @@ def check_references(
     stems = "|".join(name.removesuffix(".py") for name in code)
     elsewhere = re.compile(rf'"[^"]*--(?=({stems})\.)'.encode())
     changed = {}
-    for name in json_files(names):
-        raw = read_bytes(folder / name)
+    for name in (name for name in names if name.endswith(".json")):
+        raw = read_bytes(folder / name, LARGEST_VOCABULARY if name in VOCABULARIES else LARGEST)
         local = elsewhere.sub(b'"', raw) if saved and code and "/" not in name else raw
         for key, text in without_references(parsed(local, name), code)[1].items():
             raise SourceError(

@@ -18,6 +18,7 @@ from typing import Any
 from converter.config import LONGEST, is_count
 from converter.errors import SourceError, UnsupportedModel
 from converter.source.jsonfile import parse, read_bytes, read_object
+from converter.source.keys import SENTENCE_CONFIGS
 from converter.source.remote_code import NOT_COPIED
 from converter.source.source import CONFIG, PLAIN, Source, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
@@ -42,8 +43,7 @@ FLAGS = {
 }
 """Older key of 1_Pooling/config.json -> mode, in the order in which several vectors are joined."""
 MODES = tuple(FLAGS.values())
-SENTENCE_CONFIG = "sentence_bert_config.json"
-LIMITS = {SENTENCE_CONFIG: "max_seq_length", TOKENIZER_CONFIG: "model_max_length"}
+LIMITS = {**dict.fromkeys(SENTENCE_CONFIGS, "max_seq_length"), TOKENIZER_CONFIG: "model_max_length"}
 """File -> key of its input limit: of sentence-transformers for an encoder, and of the tokenizer."""
 
 
@@ -81,6 +81,11 @@ def nested_files(source: Source) -> Nested:
         found = source.inside(folder)
         if not found and kind in NO_FILES:
             continue
+        if kind.startswith(LIBRARY) and kind.endswith("Transformer") and f"{folder}/{CONFIG}" in found:
+            raise UnsupportedModel(
+                f"{MODULES} places the model in {folder}, so sentence-transformers loads that one; if it is "
+                f"right, give `subfolder` {folder}, else set its path there to an empty text"
+            )
         copied = {f"{folder}/{name}" for name in (CONFIG, WEIGHTS)} & found.keys()
         files |= {name: found[name] for name in sorted(copied)}
         same = {f"{folder}/{PICKLED}"} if f"{folder}/{WEIGHTS}" in found else set()

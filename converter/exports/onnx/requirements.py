@@ -14,6 +14,7 @@ from converter.exports.onnx.options import OnnxOptions
 from converter.families import Family
 from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe, Recipe
+from converter.source.keys import check_vectors
 from converter.source.sentence_transformers import MODULES, Pooling, read_pooling
 
 if TYPE_CHECKING:
@@ -119,10 +120,12 @@ def has_cache(named: str, family: Family) -> bool:
 def graph_pooling(folder: Path, given: str | None) -> Pooling:
     """How the graph of a repository makes one vector of a text: as its files say, or else as was given.
 
-    Raises what ``read_pooling`` raises, ``UnsupportedModel`` without both, and ``UsageError`` for both.
+    Raises what ``read_pooling`` and ``check_vectors`` raise, ``UnsupportedModel`` without
+    both poolings, and ``UsageError`` for both.
     """
     try:
         found = read_pooling(folder)
+        check_vectors(folder)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"`pooled`: {error}; {INSTEAD}") from error
     if given is not None:

@@ -1,0 +1,76 @@
+"""``python -m tests.keys``: keys and files that the installed libraries read, and that no row names.
+
+They are found by their usual spellings, so this is a hint and no proof. What it prints gets a row in
+``converter/source/keys.py`` if it makes the result something else than its source, else a place in ``KNOWN``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from converter.families import FAMILIES
+from converter.families.refusals import QUANTISED
+from converter.families.templates import config_keys
+from converter.recipes.overrides import GENERAL
+from converter.source import keys
+
+MODULES = {
+    "transformers": (
+        *("configuration_utils", "modeling_utils", "cache_utils", "masking_utils", "fusion_mapping"),
+        *("tokenization_utils_base", "models/auto/tokenization_auto", "models/auto/auto_factory"),
+        *("generation/utils", "generation/configuration_utils"),
+    ),
+    "sentence_transformers": (
+        *("base/model", "base/modules/transformer", "sentence_transformer/model"),
+        "sentence_transformer/modules/pooling",
+    ),
+}
+SPELLINGS = (
+    r"(?:getattr|hasattr)\((?:self\.|model\.|text_)*config, \"(\w+)\"",
+    r"config(?:_dict)?\.(?:get|pop)\(\s*\"(\w+)\"",
+    r"config(?:_dict)?\[\"(\w+)\"\]",
+    r"\"(\w+)\" in \w*config(?:_dict)?\b",
+    r"init_kwargs\.(?:get|pop)\(\s*\"(\w+)\"",
+    r"\"([\w-]+\.json)\"",
+)
+KNOWN = """
+_attn_implementation _commit_hash _from_model_config _name_or_path architectures device_map dtype files_loaded
+gradient_checkpointing model_type name_or_path output_hidden_states sep_token_id transformers_version
+initializer_factor init_std added_tokens.json generation_config.json modules.json special_tokens_map.json
+tokenizer.json vocab.json tokenizer_class add_bos_token add_eos_token added_tokens_decoder auto_map
+additional_special_tokens chat_control_tokens chat_template extra_special_tokens processor_class type prompts
+response_template slow_tokenizer_class trust_remote_code similarity_fn_name path name unpad_inputs __version__
+first_k_dense_replace mlp_layer_types mtp_layer_types mtp_mlp_layer_types mtp_per_layer_config num_mtp_layers
+vision_config projection_dim hidden_dim embedding_dim base_model_name_or_path message text backend disk kwargs
+my_configuration.json get_text_config model_name requirements sentence_transformers special_tokens_map_file
+tokenizer_config_file added_tokens_file
+"""
+"""What source and result have alike, what is of other kinds of models, and what is no key at all."""
+
+
+def found() -> dict[str, list[str]]:
+    """Key or file -> the modules that read it."""
+    names: dict[str, list[str]] = {}
+    for package, modules in MODULES.items():
+        spec = find_spec(package)
+        folders = (spec.submodule_search_locations if spec else None) or []
+        for path in (Path(folder) / f"{module}.py" for folder in folders for module in modules):
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            for name in sorted({name for spelling in SPELLINGS for name in re.findall(spelling, text)}):
+                names.setdefault(name, []).append(f"{package}/{path.stem}")
+    return names
+
+
+def unknown() -> dict[str, list[str]]:
+    rows = {*keys.KEYS, *(key for rows in keys.KEYS.values() for key in rows), keys.ADAPTER, *QUANTISED}
+    known = rows | GENERAL.union(KNOWN.split(), *map(config_keys, FAMILIES))
+    return {name: places for name, places in found().items() if name not in known}
+
+
+if __name__ == "__main__":
+    for key, places in sorted(unknown().items()):
+        print(f"{key}: {', '.join(places)}")
+    sys.exit(bool(unknown()))

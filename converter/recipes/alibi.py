@@ -25,9 +25,10 @@ from converter.scaling.scaling import (
     Static,
     Unscaled,
     read_scaling,
+    rows,
     stretched,
 )
-from converter.scaling.slopes import NATS, Slopes
+from converter.scaling.slopes import NATS, SEEN, Slopes, longest_row, span_of
 from converter.source.checkpoint import Checkpoint, Tensor
 from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer
@@ -131,6 +132,7 @@ class AlibiRecipe:
         """Raises ``UsageError`` for a scaling that this model cannot compute."""
         if (problem := self._misfit(scaling)) is not None:
             raise UsageError(f"the slopes are not this model's: they have {problem}")
+        self._check_strength(scaling)
         if scaling.ramp is None:
             return
         stock = self.stock({})
@@ -139,6 +141,34 @@ class AlibiRecipe:
             raise UsageError(
                 f"`method` {scaling.method} would scale no head: the longest span is {max(spans):.0f} "
                 f"tokens, and the ramp starts at {scaling.ramp[0]:g}; give a `ramp` that starts lower"
+            )
+
+    def _check_strength(self, scaling: Scaling) -> None:
+        """Refuses a factor that makes a slope flatter than what verification can measure.
+
+        For a dynamic scaling this is its factor at the trained length, or 2. A slope that is as flat in the
+        stock model is no reason.
+        """
+        if isinstance(scaling, Unscaled):
+            return
+        static, layers, stock = isinstance(scaling, Static), rows(scaling), self.stock({})
+        strength = scaling.factor if isinstance(scaling, Static) else max(2.0, scaling.rate)
+        form = Static(scaling.method, strength, scaling.ramp, scaling.exponents)
+        flattest = SEEN / span_of(longest_row(self.family.kind, layers)) / self._bias_scale
+        largest = min(
+            (
+                # A slope is m * a ** -t.
+                (slope / flattest) ** (math.log(strength) / math.log(slope / scaled))
+                for layer in range(layers)
+                for slope, scaled in zip(stock, self.scaled(stock, form, 0, layer), strict=True)
+                if scaled < flattest <= slope
+            ),
+            default=strength,
+        )
+        if largest < strength:
+            raise UsageError(
+                f"a {'factor' if static else 'rate'} of {strength:g} makes slopes of this model too flat to "
+                f"be measured and verified; give at most {math.floor(largest)}"
             )
 
     def _misfit(self, scaling: Scaling) -> str | None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from converter import OnnxOptions, export, recipes
+from converter import OnnxOptions, convert, export, recipes
 from converter.exports.onnx.genai import genai_config
 from converter.result.converted import ConvertedRepository, open_converted
 from tests import tiny
@@ -221,9 +221,11 @@ def content(repository: ConvertedRepository, **changes: Any) -> dict[str, Any]:
         ({"eos_token_id": tiny.END}, {}, (tiny.START, [tiny.END], tiny.PAD)),
         # One outside the vocabulary would be refused.
         ({"eos_token_id": [5, 97, 6], "pad_token_id": None}, {}, (tiny.START, [5, 6], tiny.PAD)),
-        (None, {"pad_token_id": None, "bos_token_id": None}, (None, [tiny.END], tiny.END)),
-        (None, {"eos_token_id": None}, (tiny.START, [tiny.PAD], tiny.PAD)),
-        (None, {"eos_token_id": None, "pad_token_id": None}, (tiny.START, [0], 0)),
+        (None, {"pad_token_id": None, "bos_token_id": None}, (tiny.START, [tiny.END], tiny.PAD)),
+        # The tokenizer's.
+        (None, {"eos_token_id": None}, (tiny.START, [tiny.END], tiny.PAD)),
+        (None, dict.fromkeys(("eos_token_id", "pad_token_id")), (tiny.START, [tiny.END], tiny.PAD)),
+        ({"eos_token_id": 5, "bos_token_id": 6, "pad_token_id": 7}, {}, (6, [5], 7)),
     ],
 )
 def test_special_tokens(converted: Convert, generation: Any, changes: Any, tokens: Any) -> None:
@@ -233,6 +235,47 @@ def test_special_tokens(converted: Convert, generation: Any, changes: Any, token
         (folder / "generation_config.json").write_text(json.dumps(generation))
     model = content(open_converted(folder), **changes)["model"]
     assert tuple(model.get(f"{name}_token_id") for name in ("bos", "eos", "pad")) == tokens
+
+
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "special_tokens_map.json", "decoder", "nowhere"])
+def test_an_mpt_that_names_no_tokens_ends(tmp_path: Path, where: str) -> None:
+    source = tiny.FACTORIES["mpt"](tmp_path / "source", 4, use_cache=True)
+    edit_json(source / "config.json", dict.fromkeys(SPECIAL))
+    (source / "generation_config.json").unlink(missing_ok=True)
+    settings = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
+    tokens = {name: settings.pop(name) for name in tiny.SPECIAL_TOKENS}
+    if where == "decoder":
+        entry = {"content": tokens["eos_token"], "special": True}
+        settings |= {**tokens, "eos_token": entry, "added_tokens_decoder": {str(tiny.END): entry}}
+        edit_json(source / "tokenizer.json", {"added_tokens": []})
+    elif where == "tokenizer_config.json":
+        settings |= tokens
+    elif where != "nowhere":
+        (source / where).write_text(json.dumps(tokens), encoding="utf-8")
+    (source / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    out = tmp_path / "out"
+    convert(source, out, scale=2, train_length=TRAIN_LENGTH, verify=False)
+    result = export(out, OnnxOptions(validate=False))
+    found = json.loads((out / "genai_config.json").read_text(encoding="utf-8"))["model"]
+    assert found.get("eos_token_id") == (None if where == "nowhere" else [tiny.END])
+    assert ("note: no end token is known" in result.summary()) == (where == "nowhere")
+    running = start_free(og.Model(str(out)), 12)
+    running.append_tokens(np.array([[5, 6, 7]], dtype=np.int32))
+    made = []
+    while not running.is_done():
+        running.generate_next_token()
+        made.append(int(running.get_next_tokens()[0]))
+    assert len(made) == 9 or made[-1] == tiny.END
+
+
+def start_free(model: Any, length: int) -> Any:
+    """A generator of one row, which ends where the model ends it."""
+    params = og.GeneratorParams(model)
+    params.set_search_options(max_length=length)
+    return og.Generator(model, params)
 
 
 def test_context_length(converted: Convert) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import logging.handlers
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +16,7 @@ import pytest
 import torch
 import transformers
 
-from converter import SourceError, VerificationError, convert
+from converter import SourceError, UsageError, VerificationError, convert
 from converter.result.converted import open_converted
 from converter.verification import verify
 from tests import tiny
@@ -508,8 +509,8 @@ def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, cas
 @pytest.mark.parametrize(
     "options",
     [
-        {"scale": 5000},
-        pytest.param({"scale": 1000, "method": "linear"}, marks=pytest.mark.slow),
+        {"scale": 800},
+        pytest.param({"scale": 500, "method": "linear"}, marks=pytest.mark.slow),
         pytest.param({"dynamic": "length", "rate": 0.002, "train_length": 2048}, marks=pytest.mark.slow),
         {"dynamic": "position", "rate": 8, "train_length": 1_000_000},
     ],
@@ -519,6 +520,44 @@ def test_extreme_scalings_pass(tmp_path: Path, options: dict[str, Any]) -> None:
     """Slopes of a millionth, and lengths at which a probe would take gigabytes."""
     source = tiny.FACTORIES["mpt"](tmp_path / "source", 12, attn_config={"alibi_bias_max": 16})
     assert convert(source, tmp_path / "out", **options).checks
+
+
+MEASURED = r"largest relative deviation (\S+)$"
+
+
+@pytest.mark.parametrize("family", ["bloom", "falcon", "jina_bert", "mosaic_bert"])
+def test_every_factor_that_is_accepted_is_measured(tmp_path: Path, family: str) -> None:
+    source = (tiny.FACTORIES | tiny.ENCODERS)[family](tmp_path / "source", 12)
+    too_large: list[dict[str, Any]] = [{"scale": 1e9}, {"dynamic": "position", "rate": 1e9}]
+    for options in too_large:
+        with pytest.raises(UsageError, match=r"1e\+09 makes slopes .* give at most \d+$") as error:
+            convert(source, tmp_path / "new", train_length=64, **options)
+        largest = int(str(error.value).split()[-1])
+        kind = next(reversed(options))
+        assert largest > 1000
+        for factor in (100, 1000, largest):
+            chosen = {**options, kind: factor}
+            result = convert(source, tmp_path / "out", train_length=64, overwrite=True, **chosen)
+            found = re.search(MEASURED, result.checks[1].detail)
+            assert found
+            assert float(found[1]) < 1e-3
+        with pytest.raises(UsageError, match=f"give at most {largest}$"):
+            convert(source, tmp_path / "other", train_length=64, **{**options, kind: largest + 1})
+
+
+@pytest.mark.parametrize(("family", "factor"), [("bloom", 1e4), ("mpt", 1e5), ("jina_bert", 4e3)])
+def test_a_mistake_of_one_percent_in_the_flattest_head(
+    mistaken: Mistaken, tmp_path: Path, family: str, factor: float
+) -> None:
+    mistaken("[m * factor**-t for", "[m * factor**-t * (1.01 if t == 1 else 1) for")
+    source = (tiny.FACTORIES | tiny.ENCODERS)[family](tmp_path / "source", 4)
+    with pytest.raises(VerificationError, match="head 3 runs with slope"):
+        convert(source, tmp_path / "out", scale=factor, train_length=64)
+
+
+def test_slopes_that_are_flat_in_the_stock_model_are_no_reason(tmp_path: Path) -> None:
+    source = tiny.FACTORIES["mpt"](tmp_path / "source", 4, attn_config={"alibi_bias_max": 40})
+    assert convert(source, tmp_path / "out", scale=2).checks
 
 
 def test_an_option_that_the_stock_class_refuses_skips_only_that_check(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import re
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +25,14 @@ from converter.scaling.scaling import (
     Static,
     Unscaled,
     read_scaling,
+    rows,
     stretched,
 )
-from converter.scaling.slopes import NATS, Slopes
+from converter.scaling.slopes import NATS, SEEN, Slopes, longest_row, span_of
 from converter.source.checkpoint import Checkpoint, Tensor
 from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer
+from converter.source.values import FLOATS, blocks, same_values
 
 ROTARY = re.compile(r"(^|[._])(rotary|rope|inv_freq)")
 LEARNED = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$")
@@ -131,6 +132,7 @@ class AlibiRecipe:
         """Raises ``UsageError`` for a scaling that this model cannot compute."""
         if (problem := self._misfit(scaling)) is not None:
             raise UsageError(f"the slopes are not this model's: they have {problem}")
+        self._check_strength(scaling)
         if scaling.ramp is None:
             return
         stock = self.stock({})
@@ -139,6 +141,34 @@ class AlibiRecipe:
             raise UsageError(
                 f"`method` {scaling.method} would scale no head: the longest span is {max(spans):.0f} "
                 f"tokens, and the ramp starts at {scaling.ramp[0]:g}; give a `ramp` that starts lower"
+            )
+
+    def _check_strength(self, scaling: Scaling) -> None:
+        """Refuses a factor that makes a slope flatter than what verification can measure.
+
+        For a dynamic scaling this is its factor at the trained length, or 2. A slope that is as flat in the
+        stock model is no reason.
+        """
+        if isinstance(scaling, Unscaled):
+            return
+        static, layers, stock = isinstance(scaling, Static), rows(scaling), self.stock({})
+        strength = scaling.factor if isinstance(scaling, Static) else max(2.0, scaling.rate)
+        form = Static(scaling.method, strength, scaling.ramp, scaling.exponents)
+        flattest = SEEN / span_of(longest_row(self.family.kind, layers)) / self._bias_scale
+        largest = min(
+            (
+                # A slope is m * a ** -t.
+                (slope / flattest) ** (math.log(strength) / math.log(slope / scaled))
+                for layer in range(layers)
+                for slope, scaled in zip(stock, self.scaled(stock, form, 0, layer), strict=True)
+                if scaled < flattest <= slope
+            ),
+            default=strength,
+        )
+        if largest < strength:
+            raise UsageError(
+                f"a {'factor' if static else 'rate'} of {strength:g} makes slopes of this model too flat to "
+                f"be measured and verified; give at most {math.floor(largest)}"
             )
 
     def _misfit(self, scaling: Scaling) -> str | None:
@@ -207,7 +237,33 @@ class AlibiRecipe:
         check_positions(checkpoint.tensors)
         slopes = read_slopes(folder, checkpoint, self.family, self.geometry.num_heads)
         found = self.family.fit(config, checkpoint.tensors)
+        if found.get("tie_word_embeddings", self._ties):
+            found |= self._untied(folder, checkpoint)
         return found if slopes is None else {**found, SLOPES: list(slopes)}
+
+    def _untied(self, folder: Path, checkpoint: Checkpoint) -> dict[str, bool]:
+        """Unties a stored head that differs from the embeddings, as transformers 5 does as it loads them.
+
+        4.57 ties them by the config and loses the head. So does the code of the families that transformers
+        has no class for, which runs there only: they are refused, since their users may mean either.
+        """
+        family = self.family
+        stored = [
+            next((checkpoint.tensors[n] for n in family.tensor_names(name) if n in checkpoint.tensors), None)
+            for name in (family.head, family.embeddings)
+        ]
+        head, table = stored
+        if head is None or table is None or same_values(folder, head, table):
+            return {}
+        if not family.stock and not self.converted:
+            untied = family.normalise({**self.config, "tie_word_embeddings": False})
+            always = untied["tie_word_embeddings"]  # MosaicGPT's code has no head at all
+            remedy = "" if always else ", or give `overrides` tie_word_embeddings=false to use it"
+            raise SourceError(
+                f"the tensor {head.name!r} differs from the embeddings, which the source's code uses in its "
+                f"place; remove it from the weights{remedy}"
+            )
+        return {"tie_word_embeddings": False}
 
     @property
     def unread(self) -> re.Pattern[str]:
@@ -224,9 +280,12 @@ class AlibiRecipe:
     @property
     def tied_tensors(self) -> tuple[str, ...]:
         """Possible names of the language model's head if the result ties it to the embeddings, else none."""
+        return (self.family.head,) if self._ties else ()
+
+    @property
+    def _ties(self) -> bool:
         # Without the key, the templates' config classes use true, as those of transformers do.
-        ties = self.family.normalise(self.config).get("tie_word_embeddings", True) is True
-        return (self.family.head,) if ties else ()
+        return bool(self.family.normalise(self.config).get("tie_word_embeddings", True))
 
     def stock(self, stored: Config) -> Slopes:
         """The slopes or frequencies as trained; ``stored`` is what the method ``stored`` returned."""
@@ -294,12 +353,6 @@ def read_slopes(folder: Path, checkpoint: Checkpoint, family: Family, num_heads:
 
 def _values(folder: Path, tensor: Tensor) -> tuple[float, ...]:
     """The values of a small tensor, in float64."""
-    letter = {"F64": "d", "F32": "f", "F16": "e", "BF16": "f"}.get(tensor.dtype)
-    if letter is None:
+    if tensor.dtype not in FLOATS:
         raise SourceError(f"the tensor {tensor.name!r} is {tensor.dtype}, expected floating point")
-    with (folder / tensor.file).open("rb") as file:
-        file.seek(tensor.offset)
-        content = file.read(tensor.end - tensor.start)
-    if tensor.dtype == "BF16":  # bfloat16 is the upper half of a float32
-        content = b"".join(b"\0\0" + content[at : at + 2] for at in range(0, len(content), 2))
-    return tuple(value for (value,) in struct.iter_unpack(f"<{letter}", content))
+    return tuple(float(value) for block in blocks(folder, tensor) for value in block)

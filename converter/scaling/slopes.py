@@ -24,6 +24,22 @@ Exponents = tuple[tuple[float, ...], ...]
 NATS = 5.0
 """A head's span ends where its bias is -5 nats: a key there has e^-5 = 0.7 % of its weight without a bias."""
 
+SEEN = 3e-4
+"""Nats: of a bias that float32's attention weights show to 1e-3; they are rounded by about 1e-7."""
+ROW = {"decoder": 1 << 15, "encoder": 768}
+"""Most keys in the row that verification looks at, which bounds its memory: of a decoder's cache, in all
+layers together, or of an encoder's attention weights, which grow with the square."""
+
+
+def longest_row(kind: str, layers: int) -> int:
+    """The most keys in a row in which verification measures the slopes of ``layers`` layers."""
+    return ROW[kind] // layers if kind == "decoder" else math.isqrt(ROW[kind] ** 2 // layers)
+
+
+def span_of(row: int) -> int:
+    """The distance in keys over which slopes are measured in a row: almost half of it, as encoders have."""
+    return row // 2 - 1
+
 
 def stock_slopes(num_heads: int, bias_max: float = 8.0) -> Slopes:
     """The slopes that ALiBi gives ``num_heads`` heads.

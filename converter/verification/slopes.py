@@ -25,22 +25,23 @@ from transformers.cache_utils import DynamicCache
 from converter.errors import VerificationError
 from converter.families.family import Kind
 from converter.scaling.scaling import Dynamic, query_factors, rows, stretched
+from converter.scaling.slopes import SEEN, longest_row, span_of
 from converter.verification.check import Check
 from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
 
 NAME = "slopes"
 
-# Distance in keys over which a slope is measured: the bias is at most 40 nats, well inside float32's range.
-SPAN = 40
-# TOLERANCE is relative. ROUNDING, in nats over the span, is float32's rounding of the measured weights.
+# Keys in the shortest row; it is longer for flat slopes.
+SHORTEST = 80
+# TOLERANCE is relative. ROUNDING, in nats over the span, is float32's rounding of the measured weights; it is
+# for slopes that are too flat in the stock model, since no scaling makes them so.
 TOLERANCE, ROUNDING = 1e-3, 2e-6
 # The score that a query is given for its own key, in nats. It is below 0, because the slope works against it:
 # in every head, the weights of this key and its neighbour are then within float32's range.
 CONTENT = -40.0
 # Of a steep head, only the nearest keys have weights that float32 can hold: within so many nats.
-DEEPEST = 80.0
-# Most keys in a probe, in all layers of a decoder together. This bounds the memory: of a decoder's cache, or
-# of an encoder's attention weights, which grow with the square.
+DEEPEST = 40.0
+# Most keys in a probe if no slope asks for more (``ROW``), in all layers of a decoder together.
 LONGEST = {"decoder": 1 << 17, "encoder": 256}
 # Tokens with which a decoder's cache is filled at a time. This bounds the memory of their hidden states.
 CHUNK = 4096
@@ -59,14 +60,25 @@ def check(patched: Patched) -> Check:
     stock = family.stock_slopes(patched.config)
     tempered = scaling.temperatures is not None or scaling.temperature > 0
     layers = rows(scaling)
-    lengths = [2 * SPAN]
+    longest = longest_row(family.kind, layers)
+    flattest = SEEN / span_of(longest) / family.bias_scale(PROBE_HEAD_DIM)
+
+    def row(tokens: int) -> int:
+        """The length of a row in which the slopes for ``tokens`` tokens can be seen."""
+        least = min(min(patched.repository.recipe.scaled(stock, scaling, tokens, n)) for n in range(layers))
+        return min(longest, max(SHORTEST, math.ceil(longest * flattest / least)))
+
     if isinstance(scaling, Dynamic):
-        # The factor depends only on rate * tokens / train_length, so a shorter train_length tests the same.
+        # The factor depends only on rate * tokens / train_length, so another train_length tests the same.
+        part = min(1.0, scaling.rate / 2)
         room = LONGEST[family.kind] // (layers if family.kind == "decoder" else 1)
-        longest = int(room * min(1.0, scaling.rate / 2))
-        scaling = replace(scaling, train_length=max(1, min(scaling.train_length, longest)))
+        usual = min(scaling.train_length, int(room * part))
         # The length at which the factor is 2 (or the rate, if that is larger).
-        lengths.append(max(2 * SPAN, math.ceil(scaling.train_length * max(1.0, 2 / scaling.rate))))
+        seen_in = row(math.ceil(scaling.train_length / part))
+        scaling = replace(scaling, train_length=max(1, usual, int(seen_in * part)))
+        lengths = [row(SHORTEST), max(SHORTEST, math.ceil(scaling.train_length / part))]
+    else:
+        lengths = [row(SHORTEST)]
     model = build(patched.backbone, patched.probe_config(scaling, layers))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -77,9 +89,11 @@ def check(patched: Patched) -> Check:
         scaled = [patched.repository.recipe.scaled(stock, scaling, tokens, layer) for layer in range(layers)]
         expected = np.tile(scaled, measured.shape[-1] // len(stock))
         differences = np.abs(measured - expected)
-        wrong = ~((differences < TOLERANCE * expected) | (differences * SPAN < ROUNDING))
+        exempt = np.tile(np.array(stock) < flattest, measured.shape[-1] // len(stock))
+        rounded = exempt & (differences * span_of(longest) * family.bias_scale(PROBE_HEAD_DIM) < ROUNDING)
+        wrong = ~((differences < TOLERANCE * expected) | rounded)
         refuse(wrong, measured, expected, f"slope {{}} at {tokens} tokens, not {{}}", len(stock))
-        worst = max(worst, float((differences / expected).max()))
+        worst = max(worst, float((differences / expected)[:, ~exempt].max(initial=0.0)))
         if not tempered:
             continue
         same = stretched(scaling, family.bias_scale(patched.repository.geometry.head_dim))
@@ -114,7 +128,7 @@ def measure(model: Any, kind: Kind, tokens: int) -> np.ndarray:
     By length, the factor is that of a row of ``tokens`` tokens; by position, that of the last of them. There,
     an encoder's row is longer, so that this token has a right side.
     """
-    sides, span = ((-1,), SPAN) if kind == "decoder" else ((-1, 1), SPAN // 2)
+    sides, span = ((-1,) if kind == "decoder" else (-1, 1)), span_of(tokens)
     at, layers = seen(model, kind, tokens)
     return np.stack(
         [np.concatenate([slopes_of(weights, at, side, span) for side in sides]) for weights in layers]
@@ -186,7 +200,7 @@ def middle_weights(
 ) -> tuple[int, list[torch.Tensor]]:
     """A token of an all-zero encoder that has both sides, and its weights [heads, keys] in each layer."""
     scaling = model.config.alibi_scaling or {}
-    side = SPAN // 2
+    side = span_of(tokens)
     own = scaling.get("dynamic") == "position"
     at, length = (tokens - 1, tokens + side) if own else (tokens // 2, tokens + 1)
     mask = torch.ones(1, length, dtype=torch.long)

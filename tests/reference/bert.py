@@ -77,7 +77,9 @@ class Encoder:
             x = ACTIVATIONS[setting(config, "hidden_act", default="gelu")](x)
             epsilon = self.prediction_epsilon or setting(config, "layer_norm_eps", default=1e-12)
             x = weights.layer_norm(x, "cls.predictions.transform.LayerNorm", epsilon)
-            logits: Array = x @ weights["embeddings.word_embeddings.weight"].T + weights[self.decoder_bias]
+            tied = config.get("tie_word_embeddings", True)
+            matrix = "embeddings.word_embeddings" if tied else "cls.predictions.decoder"
+            logits: Array = x @ weights[f"{matrix}.weight"].T + weights[self.decoder_bias]
             return logits
         if head == "SequenceClassification":
             pooled = np.tanh(weights.linear(x[:, 0], "pooler.dense", bias=True))

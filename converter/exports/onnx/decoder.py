@@ -116,8 +116,7 @@ class Decoder(Network, ABC):
         if self.last_logits:
             residual.keep(tokens.last_real())
         hidden = self.final(residual, "ForCausalLM")
-        tied = self.config.get("tie_word_embeddings", True)
-        table = f"{self.token_embedding}.weight" if tied else "lm_head.weight"
+        table = self.head_table
         size = self.vocabulary, self.hidden
         per_row = graph.constant([1]) if self.last_logits else tokens.new
         shape = graph.op("Concat", tokens.rows, per_row, graph.constant([-1]), axis=0)

@@ -90,9 +90,8 @@ class Encoder(Network, ABC):
         graph = self.graph
         if head == "ForMaskedLM":
             inner = self.prediction_transform(states)
-            tied = self.config.get("tie_word_embeddings", True)
-            table = self.family.embeddings if tied else self.family.head
-            logits = self.product(inner, table, (self.vocabulary, self.hidden), self.prediction_bias)
+            size = self.vocabulary, self.hidden
+            logits = self.product(inner, self.head_table, size, self.prediction_bias)
             self.token_output(logits, "logits", tokens, self.vocabulary)
         elif head == "ForSequenceClassification":
             shape = graph.op("Concat", tokens.rows, graph.constant([-1, self.hidden]), axis=0)

@@ -59,12 +59,15 @@ class ExportResult:
     replaced: Mapping[str, str]
     """Graph -> dtype of the one that it replaced, if that is another."""
     seconds: float
+    note: str | None = None
+    """What onnxruntime-genai lacks; None if it has all."""
 
     def summary(self) -> str:
         """What was written and what validation found, for people."""
         lines = [f"{name}  {bytes_text(size)}" for name, size in self.files.items()]
         lines += [f"{name} replaces a graph in {dtype}" for name, dtype in self.replaced.items()]
         lines += [self.report.summary() if self.report else "not validated"]
+        lines += [f"note: {self.note}"] * (self.note is not None)
         return "\n".join([*lines, f"in {self.seconds:.1f} s"])
 
     def to_json(self) -> dict[str, Any]:
@@ -75,6 +78,7 @@ class ExportResult:
             "replaced": dict(self.replaced),
             "validation": self.report.to_json() if self.report else None,
             "seconds": round(self.seconds, 3),
+            "note": self.note,
         }
 
 
@@ -128,12 +132,13 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
                 # With 8 bits for activations, too, outliers among them leave too few for the others.
                 instead = "; `OnnxOptions.dtype` int8 does not round activations" * (options.dtype == INTEGER)
                 raise ValidationError(f"{report.failure}; no graph was written{instead}")
-        served = options.profile == "ort" and repository.has_cache
+        served, note = options.profile == "ort" and repository.has_cache, None
         if served:
-            from converter.exports.onnx.genai import genai_config
+            from converter.exports.onnx.genai import NEVER_ENDS, genai_config
 
             # Of two graphs, the second one computes in float32, for CPUs.
             config = genai_config(repository, file_name=[*graphs][-1])
+            note = None if "eos_token_id" in config["model"] else NEVER_ENDS
             (work / GENAI).write_text(as_json(config), encoding="utf-8")
             names.append(GENAI)
         elif served_by_genai(folder) in graphs:
@@ -152,7 +157,7 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
         for name, graph in graphs.items()
         if name in before and before[name].dtype != graph.dtype
     }
-    return ExportResult(folder.resolve(), sizes, report, replaced, time.monotonic() - started)
+    return ExportResult(folder.resolve(), sizes, report, replaced, time.monotonic() - started, note)
 
 
 def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> None:

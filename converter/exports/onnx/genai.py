@@ -1,8 +1,9 @@
 """genai_config.json, which onnxruntime-genai reads beside a graph.
 
-Found by running onnxruntime-genai 0.18: it needs ``type``, ``context_length``, ``vocab_size`` and an end
-token within the vocabulary; it takes the sizes and the dtype of the cache from the graph. It hands each text
-among ``session_options`` to onnxruntime as an entry of the session's configuration.
+Found by running onnxruntime-genai 0.18: it needs ``type``, ``context_length`` and ``vocab_size``; an end
+token, if there is one, has to be within the vocabulary. It takes the sizes and the dtype of the cache from
+the graph. It hands each text among ``session_options`` to onnxruntime as an entry of the session's
+configuration.
 
 It pads the rows of a batch on the right and masks only trailing padding tokens, so the mask of a shorter row
 gets a hole between prompt and new tokens. The graph counts positions in the mask and takes the logits of the
@@ -11,15 +12,22 @@ last real token, so the results are right. Padding on the left is not masked.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from converter.config import LARGEST_COUNT, count, is_integer
+from converter.errors import SourceError
 from converter.exports.onnx.attention_ort import head_size
 from converter.exports.onnx.choices import ENTRIES
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import DYNAMIC_REACH, Dynamic
 from converter.source.jsonfile import read_object
+from converter.source.tokenizer import TOKENIZER_CONFIG
 
+NEVER_ENDS = (
+    "no end token is known, so onnxruntime-genai goes on to `max_length`; add `eos_token_id` to "
+    "`genai_config.json`"
+)
 DEFAULT_LENGTH = 2048
 """Tokens: the trained length of most ALiBi checkpoints, used if the config has no limit."""
 
@@ -80,23 +88,45 @@ def context_length(repository: ConvertedRepository) -> int:
 
 
 def _special_tokens(repository: ConvertedRepository, vocabulary: int) -> dict[str, Any]:
-    """The ids of special tokens, from generation_config.json or else from config.json.
+    """The ids of special tokens: of generation_config.json, else config.json, else the tokenizer.
 
-    genai needs an end token within the vocabulary and reads no ``null``: padding or token 0 replaces it.
+    genai needs ids within the vocabulary and reads no ``null``: what is not known is left out, and the end
+    token pads where there is no other.
     """
-    path = repository.folder / "generation_config.json"
-    generation = read_object(path) if path.is_file() else {}
+    folder = repository.folder
+    generation = _read(folder, "generation_config.json")
 
     def ids(name: str) -> list[int]:
-        for settings in (generation, repository.config):
-            value = settings.get(f"{name}_token_id")
+        key = f"{name}_token_id"
+        # The tokenizer's files may be large, so they are read only if they are needed.
+        for settings in (generation, repository.config, None):
+            value = (tokenizer_ids(folder) if settings is None else settings).get(key)
             listed = value if isinstance(value, list) else [value]
             known = [token for token in listed if is_integer(token) and 0 <= token < vocabulary]
             if known:
                 return known
         return []
 
-    start, end, padding = ids("bos")[:1], ids("eos"), ids("pad")[:1]
-    end = end or padding or [0]
-    result = {"eos_token_id": end, "pad_token_id": (padding or end)[0]}
-    return result | {"bos_token_id": start[0]} if start else result
+    start, end, padding = ids("bos"), ids("eos"), ids("pad") or ids("eos")
+    found = {"eos_token_id": end, "pad_token_id": padding[:1], "bos_token_id": start[:1]}
+    return {name: known if name.startswith("eos") else known[0] for name, known in found.items() if known}
+
+
+def tokenizer_ids(folder: Path) -> dict[str, Any]:
+    """The ids of the tokens that the tokenizer's files name as special, by their keys in config.json."""
+    try:
+        settings = {**_read(folder, "special_tokens_map.json"), **_read(folder, TOKENIZER_CONFIG)}
+        listed = _read(folder, "tokenizer.json").get("added_tokens") or []
+        decoder = (settings.get("added_tokens_decoder") or {}).items()
+        known = {token["content"]: int(key) for key, token in decoder}
+        known |= {token["content"]: token["id"] for token in listed}
+        names = {name: settings.get(f"{name}_token") for name in ("bos", "eos", "pad")}
+        texts = {name: text["content"] if isinstance(text, dict) else text for name, text in names.items()}
+        return {f"{name}_token_id": known.get(text) for name, text in texts.items()}
+    except (SourceError, AttributeError, KeyError, TypeError, ValueError):
+        return {}  # a tokenizer that does not load
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    return read_object(path) if path.is_file() else {}

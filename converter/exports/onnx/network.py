@@ -18,6 +18,7 @@ from converter.exports.onnx.graph import ORT, Graph, Value
 from converter.exports.onnx.weights import Weights
 from converter.families import Family
 from converter.source.sentence_transformers import SENTENCES, Pooling
+from converter.source.values import same_values
 
 if TYPE_CHECKING:
     from converter.exports.onnx.quantise import Quantiser
@@ -250,6 +251,16 @@ class Network:
     @property
     def vocabulary(self) -> int:
         return count(self.config, "vocab_size")
+
+    @property
+    def head_table(self) -> str:
+        """Name of the tensor that makes logits: a stored head that differs is never tied, as in Reference."""
+        find, names = self.weights.find, (self.family.head, self.family.embeddings)
+        if self.config.get("tie_word_embeddings", True):
+            head, table = map(find, names)
+            if head is None or table is None or same_values(self.weights.repository.folder, head, table):
+                return self.family.embeddings
+        return self.family.head
 
     @property
     def labels(self) -> int:

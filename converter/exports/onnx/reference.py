@@ -241,7 +241,10 @@ class Reference:
                 return patched.first_rows(stored, vocabulary) if table else patched.tensor(stored)
 
             names = patched.fill(model, read=read)
-            model.tie_weights()
+            table, head = model.get_input_embeddings(), model.get_output_embeddings()
+            # transformers 5 ties a stored head only if it has the same values, whatever the config says.
+            if head is None or head.weight.is_meta or torch.equal(head.weight, table.weight):
+                model.tie_weights()
             yield cls(model, names, repository.has_cache, pooling)
 
     def quantise(self, graph: QuantisedGraph) -> GraphCheck:

@@ -631,7 +631,7 @@ def test_weights_that_are_not_numbers_are_caught(
 def test_transformers_logs_nothing(tmp_path: Path) -> None:
     """It would print the whole config beside the error, once for each model that the checks build."""
     source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
-    edit_json(source / "config.json", {"sub_configs": {"a": {}}})
+    edit_json(source / "config.json", {"id2label": "wrong"})
     log, records = logging.getLogger("transformers"), logging.handlers.BufferingHandler(1000)
     log.addHandler(records)
     try:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from converter.scaling.scaling import EXPONENTS, TEMPERATURES, Dynamic, Static
 from converter.scaling.slopes import Exponents, Slopes
@@ -128,9 +127,9 @@ def attached(model: Any, alibi: TrainableAlibi) -> Iterator[None]:
 def losses(model: Any, batch: Batch) -> torch.Tensor:
     """The negative log-likelihood of every target that is not ``IGNORE``, float32 [targets], in nats."""
     if hasattr(model, "project"):  # a decoder of this tool's templates
-        states, head = model.base_model(batch.ids, use_cache=False).last_hidden_state, model.project
+        states, head = model.run_backbone(batch.ids, None, use_cache=False).last_hidden_state, model.project
     elif hasattr(model, "predict"):  # an encoder of theirs
-        states, head = model.base_model(batch.ids).last_hidden_state, model.predict
+        states, head = model.run_backbone(batch.ids, None).last_hidden_state, model.predict
     else:  # a class of transformers; some scale or cap their logits, so use them as they are
         states, head = model(batch.ids, use_cache=False).logits, torch.nn.Identity()
     # With a vocabulary of 250,000, the logits of 8192 tokens take 8 GB: compute a few tokens at a time.
@@ -172,7 +171,9 @@ def _rounded(numbers: torch.Tensor) -> Exponents:
 
 
 def _layers(model: Any) -> Sequence[Any]:
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    """Those of a class of this tool's templates."""
+    backbone = model.base_model
+    return list(getattr(backbone, "decoder_layers", getattr(backbone, "encoder_layers", ())))
 
 
 def _checkpoint(function: Any, *arguments: Any, **keywords: Any) -> Any:

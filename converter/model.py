@@ -12,7 +12,7 @@ from converter import recipes
 from converter.config import Config, read_provenance, without_implementation
 from converter.errors import SourceError, UsageError
 from converter.families import converted as is_converted
-from converter.families.refusals import check_merged
+from converter.families.refusals import QUANTISED, check_merged
 from converter.recipes import Recipe
 from converter.recipes.overrides import overridden
 from converter.scaling.request import Request, ScalingOptions, TrainLength
@@ -145,6 +145,8 @@ def open_model(
     else:
         check_adapter(source)
         config = overridden(without_implementation(config), overrides)
+        # transformers 4.57 only looks whether such a key is there.
+        config = {key: value for key, value in config.items() if key not in QUANTISED or value is not None}
     recipe = recipes.of_checkpoint(config) if converted else recipes.of_source(config)
     trained = recipe.trained_length(source, train_length)
     opened = Model(source, original, config, recipe, trained, overrides)

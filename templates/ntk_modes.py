@@ -164,7 +164,7 @@ def check_paged(
 ) -> None:
     """Raises ValueError if continuous batching does not work with folded keys here."""
     check_lengths(alibi, "continuous batching")
-    takes_cache = "cache" in inspect.signature(FUNCTIONS.get(name, checked_shape)).parameters
+    takes_cache = name in FUNCTIONS and "cache" in inspect.signature(FUNCTIONS[name]).parameters
     if not (UPDATES_PAGED or takes_cache or "paged" in name):  # it would attend to the new tokens only
         paged = ", ".join(key for key in FUNCTIONS if "paged" in key)
         raise ValueError(f"{name} does not work with continuous batching here; use one of: {paged}")

@@ -44,7 +44,7 @@ from converter.source.checkpoint import (
     read_checkpoint,
 )
 from converter.source.hub import is_repo_id
-from converter.source.jsonfile import read_object
+from converter.source.open import open_folder
 from converter.source.remote_code import check_references
 from converter.source.source import CARD, CONFIG, check_digest, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer, our_class, read_tokenizer
@@ -241,8 +241,7 @@ def _open(place: Path) -> Saved:
 def _tokenizer(model: Model) -> Tokenizer:
     """What the card says of the folder's tokenizer."""
     source = model.source
-    config = read_object(source.folder / TOKENIZER_CONFIG) if TOKENIZER_CONFIG in source.files else {}
-    ours = our_class(config)
+    ours = our_class(source.object(TOKENIZER_CONFIG))
     if ours is not None:
         return Tokenizer(ours=ours)
     found = read_tokenizer(source, model.config, code=False)
@@ -255,7 +254,8 @@ def _check_code(place: Path, names: Sequence[str]) -> dict[str, bytes]:
 
     Returns the new content of files that name our code in another repository.
     """
-    rewritten = check_references(place, names, copied_files(place), saved=True)
+    source = open_folder(place)
+    rewritten = check_references(source, names, copied_files(source), saved=True)
     for name in names:
         if (place / name).is_file() and differs(place, name):
             raise SourceError(

@@ -20,7 +20,6 @@ from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.keys import check_adapter, settled
 from converter.source.open import open_source
-from converter.source.remote_code import read_json
 from converter.source.sentence_transformers import LIMITS, Nested, nested_files, stated_limit
 from converter.source.slopes_file import read_slopes_file
 from converter.source.source import CONFIG, Source
@@ -83,7 +82,7 @@ class Model:
 
         From the Hub, the files that have the source's limit are downloaded.
         """
-        stated = stated_limit(read_json(self.source, LIMITS.keys() & self.source.files.keys()))
+        stated = stated_limit(self.source.contents(LIMITS))
         return self.recipe.input_limit(scaling, self.trained.tokens, stated)
 
     @property

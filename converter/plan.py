@@ -26,10 +26,10 @@ from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
 from converter.source.hub import bytes_to_download
 from converter.source.keys import GENERATE, settled
-from converter.source.remote_code import check_references, read_json
+from converter.source.remote_code import check_references
 from converter.source.sentence_transformers import set_limits
-from converter.source.source import CARD, CONFIG, plain_text
-from converter.source.tokenizer import TOKENIZER_CONFIG, VOCABULARIES
+from converter.source.source import CARD, CONFIG, VOCABULARIES, plain_text
+from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import Link
 from converter.weights.transfer import FLOATS, STORED, TORCH, Dtype, Order, transfer
 
@@ -134,7 +134,7 @@ class Plan:
         Like weights, they are here only after the download.
         """
         code = (*self.model.recipe.templates, *self.model.tokenizer.templates)
-        check_references(self.model.source.folder, code, self.copied.keys() & {*VOCABULARIES})
+        check_references(self.model.source, code, self.copied.keys() & {*VOCABULARIES})
 
     def command(self, out: str, *, verify: bool) -> str:
         """The command line for the model card, with ``out`` as it is; a local source is cut to its name.
@@ -184,7 +184,8 @@ def prepare(
     copied = {name: source.files[name] for name in small} | model.nested.files
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
-    contents = {**read_json(source, copied), **rewritten}
+    files = [name for name in copied if name.endswith(".json") and name not in VOCABULARIES]
+    contents = {**source.contents(files), **rewritten}
     judged, left_out = settled(source, contents, model.kinds)
     contents |= judged
     rewritten |= judged
@@ -221,7 +222,7 @@ def prepare(
     if not recipe.decoder and _loads_as_float16(model, config):
         notes.append(FLOAT16)
     if onnx is not None:
-        check_conversion(onnx, recipe, config, source.folder)
+        check_conversion(onnx, recipe, config, source)
     if source.local:
         source.fetch(copied)
         config |= recipe.stored(source.folder, model.checkpoint, config)

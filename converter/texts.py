@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from converter.errors import SourceError, UsageError
-from converter.source.jsonfile import read_object
+from converter.source.open import open_folder
 from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
 from converter.verification.patched import Patched, templates
 
@@ -36,9 +36,8 @@ def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
     ``name`` is for messages; ``patched`` is the converted repository whose tokenizer it is, or None for a
     rotary model. Raises ``SourceError`` if it does not load.
     """
-    settings = folder / TOKENIZER_CONFIG
     try:
-        ours = our_class(read_object(settings)) if settings.is_file() else None
+        ours = our_class(open_folder(folder).object(TOKENIZER_CONFIG))
         with quiet():
             if ours is not None:
                 with templates() as load:

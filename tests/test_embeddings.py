@@ -31,6 +31,7 @@ from converter.evaluation.tasks.task import Collection
 from converter.evaluation.tune import tune
 from converter.fitting.samples import masked_tokens
 from converter.scaling.scaling import UNSCALED, Dynamic
+from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.texts import read_windows
 from tests import tiny
@@ -177,15 +178,15 @@ MODULES = [
 def test_embeddings_that_are_made_otherwise_are_refused(
     file: str, content: Any, message: str, tmp_path: Path
 ) -> None:
-    assert pooling_of(tmp_path) == Pooling(("mean",), normalised=False)
+    assert pooling_of(open_folder(tmp_path)) == Pooling(("mean",), normalised=False)
     (tmp_path / "modules.json").write_text(json.dumps(MODULES))
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": ""}}')
-    assert pooling_of(tmp_path) == Pooling(("mean",), normalised=True)
+    assert pooling_of(open_folder(tmp_path)) == Pooling(("mean",), normalised=True)
     (tmp_path / file).write_text(json.dumps(content))
     with pytest.raises(UnsupportedModel, match=message):
-        pooling_of(tmp_path)
+        pooling_of(open_folder(tmp_path))
 
 
 def test_a_folder_of_beir_gets_the_ndcg_of_the_reference_s_vectors(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from converter import ConverterError, convert, inspect
 from converter.errors import UnsupportedModel
 from converter.source.keys import SENTENCE_CONFIGS, check_vectors
+from converter.source.open import open_folder
 from tests.conftest import MakeSource, Refuses, edit_json
 from tests.keys import found
 
@@ -263,9 +264,9 @@ def test_the_limit_in_every_file_that_sentence_transformers_reads(
 def test_vectors_that_a_graph_makes_otherwise(tmp_path: Path, name: str, content: dict[str, Any]) -> None:
     put(name, **content)(tmp_path)
     with pytest.raises(UnsupportedModel, match=f"{name}: {next(iter(content))} is .*; remove it there"):
-        check_vectors(tmp_path)
+        check_vectors(open_folder(tmp_path))
     put(name, **dict.fromkeys(content, ...))(tmp_path)
-    check_vectors(tmp_path)
+    check_vectors(open_folder(tmp_path))
 
 
 @pytest.mark.parametrize("content", ['{"model": {', '{"model": {"type": "Unknown"}}'])

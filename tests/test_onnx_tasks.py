@@ -19,6 +19,7 @@ import torch
 from converter import OnnxOptions, export
 from converter.exports.onnx.choices import DTYPES, Profile
 from converter.exports.onnx.requirements import graph_pooling
+from converter.source.open import open_folder
 from converter.source.sentence_transformers import FLAGS, MODES, Pooling
 from tests import tiny
 from tests.conftest import Pristine, Run, edit_json
@@ -230,7 +231,7 @@ def test_a_wrong_vector_is_found(run: Any, repository: Make, plant: Plant) -> No
 
 def test_settings_of_sentence_transformers_in_old_and_new_spellings(tmp_path: Path) -> None:
     def read(settings: dict[str, Any], *more: str) -> Pooling:
-        return graph_pooling(with_modules(tmp_path, settings, *more), None)
+        return graph_pooling(open_folder(with_modules(tmp_path, settings, *more)), None)
 
     for flag, mode in FLAGS.items():
         assert read({"word_embedding_dimension": 32, flag: True}) == Pooling((mode,), normalised=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,10 @@ from converter.evaluation.runner import Hardware, batch, by_length, check_ids
 from converter.evaluation.tasks.scores import CUTOFF
 from converter.evaluation.tasks.task import Collection, Ids, Retrieval
 from converter.progress import Advance
-from converter.source.jsonfile import read_object
 from converter.source.keys import SENTENCES_CONFIG as SETTINGS
 from converter.source.keys import check_vectors
 from converter.source.sentence_transformers import Pooling, read_pooling
-from converter.source.source import plain_text
+from converter.source.source import Source, plain_text
 
 Vectors = NDArray[np.float32]
 ROWS_AT_ONCE = 64
@@ -29,29 +27,27 @@ ROWS_AT_ONCE = 64
 MEAN = Pooling(("mean",), normalised=False)
 
 
-def pooling_of(folder: Path) -> Pooling:
-    """How the repository in ``folder`` makes one vector of a text, by its files for sentence-transformers.
+def pooling_of(source: Source) -> Pooling:
+    """How a repository makes one vector of a text, by its files for sentence-transformers.
 
     Without these files it is the mean, as in JinaBERT's own ``encode`` and in DNABERT-2's README. Raises
     ``UnsupportedModel`` where it is something that is not computed here: another vector would be measured.
     """
-    found = read_pooling(folder)
+    found = read_pooling(source)
     if found is None:
         return MEAN
-    if (folder / SETTINGS).is_file():
-        settings = read_object(folder / SETTINGS)
-        prompts = settings.get("prompts")
-        if settings.get("default_prompt_name") or (isinstance(prompts, dict) and any(prompts.values())):
-            raise UnsupportedModel(
-                f"{SETTINGS} puts prompts before texts, which eval does not; remove them, or put them into "
-                "the texts yourself"
-            )
-        if settings.get("similarity_fn_name") not in (None, "cosine"):
-            raise UnsupportedModel(
-                f"{SETTINGS} scores by {plain_text(settings['similarity_fn_name'])}; only cosine is "
-                "computed here"
-            )
-    check_vectors(folder)
+    settings = source.object(SETTINGS)
+    prompts = settings.get("prompts")
+    if settings.get("default_prompt_name") or (isinstance(prompts, dict) and any(prompts.values())):
+        raise UnsupportedModel(
+            f"{SETTINGS} puts prompts before texts, which eval does not; remove them, or put them into "
+            "the texts yourself"
+        )
+    if settings.get("similarity_fn_name") not in (None, "cosine"):
+        raise UnsupportedModel(
+            f"{SETTINGS} scores by {plain_text(settings['similarity_fn_name'])}; only cosine is computed here"
+        )
+    check_vectors(source)
     return found
 
 

@@ -35,6 +35,7 @@ from converter.scaling.request import Request, TrainLength, request_for
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
 from converter.scaling.slopes import Slopes
 from converter.source.checkpoint import read_checkpoint
+from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.source.source import CONFIG, plain_text
 from converter.source.tokenizer import TEMPLATE
@@ -126,7 +127,7 @@ class Subject:
     def pooling(self) -> Pooling:
         """How an encoder's repository makes one vector of a text; see ``pooling_of``."""
         assert self.patched is not None
-        return pooling_of(self.patched.folder)
+        return pooling_of(open_folder(self.patched.folder))
 
     @property
     def hardware(self) -> Hardware:

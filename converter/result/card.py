@@ -183,9 +183,11 @@ class Origin:
 
 def read_origin(source: Source, base_model: str | None) -> Origin:
     """The origin of a conversion whose card, if any, was fetched; ``base_model`` is what the user gave."""
-    path, card = source.folder / CARD, ""
-    if path.is_file() and path.stat().st_size <= LARGEST_CARD:
-        card = path.read_text(encoding="utf-8", errors="replace")
+    card = ""
+    if CARD in source.files:
+        with source.open(CARD) as file:
+            content = file.read(LARGEST_CARD + 1)
+        card = content.decode(errors="replace") if len(content) <= LARGEST_CARD else ""
     return Origin(source.name, base_model or source.repo_id, source.commit, card)
 
 

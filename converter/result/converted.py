@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ from converter.recipes import AlibiRecipe, Recipe
 from converter.result.repository import small_files
 from converter.scaling.scaling import Dynamic, Scaling
 from converter.source.checkpoint import Checkpoint, read_checkpoint
-from converter.source.jsonfile import read_object
 from converter.source.open import open_folder
 from converter.source.remote_code import check_references
 from converter.source.sentence_transformers import nested_files
-from converter.source.source import CONFIG
+from converter.source.source import CONFIG, Source
 from converter.source.tokenizer import TEMPLATE
 from converter.weights.finite import Scan
 
@@ -39,6 +39,11 @@ class ConvertedRepository:
     recipe: Recipe
     checkpoint: Checkpoint
     """The weights' headers; always safetensors."""
+
+    @cached_property
+    def files(self) -> Source:
+        """What reads its small files."""
+        return open_folder(self.folder)
 
     @property
     def family(self) -> Family:
@@ -144,7 +149,7 @@ def read_converted(folder: Path) -> tuple[dict[str, Any], Recipe]:
             raise SourceError(f"{path} is a pipe or a device, not a file; remove it")
     if not str(folder).isprintable():
         raise SourceError(f"the path {str(folder)[-80:]!r} has characters that cannot be printed; rename it")
-    config = read_object(folder / CONFIG)
+    config = open_folder(folder).object(CONFIG)
     provenance = read_provenance(config)
     recipe = recipes.of_checkpoint(config)
     if not recipe.converted:
@@ -170,7 +175,8 @@ def check_code(folder: Path, templates: Sequence[str]) -> None:
     are the same.
     """
     names = code_names(folder, templates)
-    check_references(folder, names, copied_files(folder))
+    source = open_folder(folder)
+    check_references(source, names, copied_files(source))
     for name in names:
         if not (folder / name).is_file():
             raise SourceError(f"{folder} lacks {name}; convert the source again")
@@ -181,9 +187,8 @@ def check_code(folder: Path, templates: Sequence[str]) -> None:
             )
 
 
-def copied_files(folder: Path) -> list[str]:
+def copied_files(source: Source) -> list[str]:
     """The files of a converted repository but for its weights and its code."""
-    source = open_folder(folder)
     return [CONFIG, *small_files(source.files), *nested_files(source).files]
 
 

@@ -71,7 +71,7 @@ def write_repository(
         copy_file(templates_folder() / name, folder / name)
     for name in copied:
         (folder / name).parent.mkdir(exist_ok=True)
-        copy_file(source.folder / name, folder / name)
+        source.copy(name, folder / name)
 
 
 def own_code_only(contents: Mapping[str, Any], code: Collection[str]) -> tuple[dict[str, Any], str | None]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from converter.errors import SourceError
 
@@ -35,19 +36,27 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
     """The content of a small file, or a ``SourceError``; ``largest`` is in bytes."""
     try:
         with path.open("rb") as file:
-            content = file.read(largest + 1)
+            return limited(file, path.name, largest)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def limited(file: BinaryIO, name: str, largest: int) -> bytes:
+    """What is left to read of a file, or a ``SourceError`` if that is more than ``largest`` bytes."""
+    content = file.read(largest + 1)
     if len(content) > largest:
-        raise SourceError(f"{path.name} has more than {largest} bytes, too many for a file of its kind")
+        raise SourceError(f"{name} has more than {largest} bytes, too many for a file of its kind")
     return content
 
 
-def check_pointer(path: Path) -> None:
-    """Raises ``SourceError`` for the text that a clone without git-lfs has in the place of a large file."""
+def check_pointer(path: Path, file: BinaryIO | None = None) -> None:
+    """Raises ``SourceError`` for the text that a clone without git-lfs has in the place of a large file.
+
+    ``file`` is the file at its start, if it is open.
+    """
     try:
-        with path.open("rb") as file:
-            pointer = file.read(len(POINTER)) == POINTER
+        with path.open("rb") if file is None else nullcontext(file) as opened:
+            pointer = opened.read(len(POINTER)) == POINTER
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
     if pointer:
@@ -58,7 +67,11 @@ def check_pointer(path: Path) -> None:
 
 def parse_object(raw: bytes, name: str, remedy: str = AGAIN) -> dict[str, Any]:
     """The JSON object in ``raw``, which messages call ``name``, or a ``SourceError``; see ``parse``."""
-    value = parse(raw, name, remedy)
+    return as_object(parse(raw, name, remedy), name)
+
+
+def as_object(value: object, name: str) -> dict[str, Any]:
+    """A JSON value that must be an object, or a ``SourceError`` that calls its file ``name``."""
     if not isinstance(value, dict):
         raise SourceError(f"{name} holds a JSON {type(value).__name__}, not an object")
     return value

@@ -7,15 +7,12 @@ tests.keys`` prints what the installed libraries read and no row names.
 
 from __future__ import annotations
 
-import filecmp
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from converter.errors import SourceError, UnsupportedModel
 from converter.source.checkpoint import weight_index
-from converter.source.jsonfile import parse_object, read_bytes, read_object
 from converter.source.remote_code import ARGUMENTS
 from converter.source.source import CONFIG, PLAIN, Source
 from converter.source.tokenizer import TOKENIZER_CONFIG
@@ -65,10 +62,7 @@ def same_config(source: Source, names: Any) -> bool:
     """Whether all configs that ``configuration_files`` names say what config.json says."""
 
     def content(name: str) -> dict[str, Any]:
-        source.fetch([name])
-        found = parse_object(read_bytes(source.folder / name).removeprefix(b"\xef\xbb\xbf"), name)
-        found.pop("configuration_files", None)
-        return found
+        return {key: value for key, value in source.object(name).items() if key != "configuration_files"}
 
     return _listed(source, names) and all(content(name) == content(CONFIG) for name in names or ())
 
@@ -77,9 +71,7 @@ def same_tokenizer(source: Source, names: Any) -> bool:
     """Whether all tokenizers that ``fast_tokenizer_files`` names are copies of tokenizer.json."""
     if not _listed(source, names) or (names and TOKENIZER not in source.files):
         return False
-    source.fetch({TOKENIZER, *names} if names else ())
-    folder = source.folder
-    return all(filecmp.cmp(folder / name, folder / TOKENIZER, shallow=False) for name in names or ())
+    return all(source.read(name) == source.read(TOKENIZER) for name in names or ())
 
 
 def same_weights(source: Source, name: Any) -> bool:
@@ -222,11 +214,10 @@ def settled(
     return files, notes
 
 
-def check_vectors(folder: Path) -> None:
+def check_vectors(source: Source) -> None:
     """Raises ``UnsupportedModel`` if sentence-transformers makes other vectors than modules.json says."""
-    names = [name for name in (*SENTENCE_CONFIGS, SENTENCES_CONFIG) if (folder / name).is_file()]
-    source = Source(folder.name, folder, dict.fromkeys(names))
-    settled(source, {name: read_object(folder / name) for name in names}, ["vectors"])
+    names = (*SENTENCE_CONFIGS, SENTENCES_CONFIG)
+    settled(source, {name: source.object(name) for name in names}, ["vectors"])
 
 
 def check_adapter(source: Source) -> None:

@@ -7,16 +7,13 @@ packages. So a converted repository names its own code files and no other code.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.source.jsonfile import LARGEST, parse, read_bytes
+from converter.source.jsonfile import parse
 from converter.source.source import Source, plain_text
-from converter.source.tokenizer import VOCABULARIES
 
 CLASSES = ("auto_map", "custom_pipelines")
 """Keys of transformers: each text below them names a class, of this repository or of another one."""
@@ -30,32 +27,8 @@ NOT_COPIED = "sentence_transformers.CodeThatWasNotCopied"
 """Takes the place of a dotted name. It does not load, while a default could load and be silently wrong."""
 ARGUMENTS = ("trust_remote_code", "code_revision", "use_kernels")
 """Keys that sentence-transformers passes on, and that choose which code runs."""
-LARGEST_VOCABULARY = 128 << 20
-"""Bytes. That of Gemma, 262,000 tokens and their merges, has 33 MB."""
 PLACES = "_name_or_path"
 """End of the keys that make a library load a part of the model from another repository."""
-
-
-def json_files(names: Iterable[str]) -> list[str]:
-    """Of these files, those in which a library looks for code: JSON, and not a vocabulary."""
-    return [name for name in names if name.endswith(".json") and name not in VOCABULARIES]
-
-
-def parsed(raw: bytes, name: str) -> Any:
-    """The content of a JSON file; None if it is not JSON, so that no library reads it either."""
-    try:
-        return parse(raw, name)
-    except SourceError as error:
-        if isinstance(error.__cause__, json.JSONDecodeError | UnicodeDecodeError):
-            return None
-        raise
-
-
-def read_json(source: Source, names: Iterable[str]) -> dict[str, Any]:
-    """The contents of those of these files that can name code; from the Hub, they are downloaded."""
-    files = json_files(names)
-    source.fetch(files)
-    return {name: parsed(read_bytes(source.folder / name), name) for name in files}
 
 
 def without_references(content: Any, code: Collection[str]) -> tuple[Any, dict[str, str]]:
@@ -68,7 +41,7 @@ def without_references(content: Any, code: Collection[str]) -> tuple[Any, dict[s
 
 
 def check_references(
-    folder: Path, code: Collection[str], names: Iterable[str], *, saved: bool = False
+    source: Source, code: Collection[str], names: Iterable[str], *, saved: bool = False
 ) -> dict[str, bytes]:
     """Raises ``SourceError`` if one of these files of a converted repository names other code.
 
@@ -78,10 +51,10 @@ def check_references(
     stems = "|".join(name.removesuffix(".py") for name in code)
     elsewhere = re.compile(rf'"[^"]*--(?=({stems})\.)'.encode())
     changed = {}
-    for name in (name for name in names if name.endswith(".json")):
-        raw = read_bytes(folder / name, LARGEST_VOCABULARY if name in VOCABULARIES else LARGEST)
+    for name, content in source.contents(name for name in names if name.endswith(".json")).items():
+        raw = source.read(name)
         local = elsewhere.sub(b'"', raw) if saved and code and "/" not in name else raw
-        for key, text in without_references(parsed(local, name), code)[1].items():
+        for key, text in without_references(parse(local, name) if local != raw else content, code)[1].items():
             raise SourceError(
                 f"{name} has {key} {text}, which makes loading run code that is not this repository's own; "
                 "remove the key, or convert the source again"

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from converter.config import LONGEST, is_count
 from converter.errors import SourceError, UnsupportedModel
-from converter.source.jsonfile import parse, read_bytes, read_object
 from converter.source.keys import SENTENCE_CONFIGS
 from converter.source.remote_code import NOT_COPIED
 from converter.source.source import CONFIG, PLAIN, Source, plain_text
@@ -65,9 +63,8 @@ def nested_files(source: Source) -> Nested:
     notes = []
     modules: list[tuple[str, str]] = []
     if MODULES in source.files:
-        source.fetch([MODULES])
         try:
-            modules = _modules(source.folder)
+            modules = _modules(source)
         except SourceError:
             notes.append(UNREADABLE)
     for kind, folder in modules:
@@ -95,10 +92,10 @@ def nested_files(source: Source) -> Nested:
     return Nested(files, notes, sentence_encoder=not notes if modules or notes else None)
 
 
-def _modules(folder: Path) -> list[tuple[str, str]]:
+def _modules(source: Source) -> list[tuple[str, str]]:
     """The type of each module, and its folder: empty for the root; raises ``SourceError``."""
     found = []
-    value = parse(read_bytes(folder / MODULES), MODULES)
+    value = source.json(MODULES)
     for module in value if isinstance(value, list) else [None]:
         match module:
             case {"type": str(kind), "path": str(part)} if not part or PLAIN.fullmatch(part):
@@ -121,23 +118,23 @@ class Pooling:
         return " and ".join(self.modes) + (", scaled to unit length" if self.normalised else "")
 
 
-def read_pooling(folder: Path) -> Pooling | None:
+def read_pooling(source: Source) -> Pooling | None:
     """How sentence-transformers would pool a repository's hidden states; None without ``modules.json``.
 
     Raises:
         UnsupportedModel: in a way that is not computed here.
         SourceError: one of the files is damaged.
     """
-    if not (folder / MODULES).is_file():
+    if MODULES not in source.files:
         return None
-    modules = _modules(folder)
+    modules = _modules(source)
     kinds = [kind.rpartition(".")[2] if kind.startswith(LIBRARY) else kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UnsupportedModel(
             f"{MODULES} lists {', '.join(map(plain_text, kinds)) or 'nothing'}; what can be computed is "
             "Transformer, Pooling and Normalize, in this order"
         )
-    _, settings, *normalising = [_settings(folder, part) for _, part in modules]
+    _, settings, *normalising = [source.object(f"{part}/{CONFIG}") if part else {} for _, part in modules]
     if any(each.get("module_input_name", SENTENCES) != SENTENCES for each in normalising):
         raise UnsupportedModel(f"Normalize of {MODULES} does not scale the vector of the text")
     if not settings:
@@ -145,11 +142,6 @@ def read_pooling(folder: Path) -> Pooling | None:
     if settings.get("include_prompt", True) is not True:
         raise UnsupportedModel("the pooling leaves out a prompt, whose length is not known here")
     return Pooling(_modes(settings), normalised=bool(normalising))
-
-
-def _settings(folder: Path, part: str) -> dict[str, Any]:
-    path = folder / part / CONFIG
-    return read_object(path) if part and path.is_file() else {}
 
 
 def _modes(settings: dict[str, Any]) -> tuple[str, ...]:

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
+import shutil
+import stat
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from converter.errors import SourceError, UsageError
 from converter.source.checkpoint import INDEXES, PICKLED, quantised, weight_files, weight_index
-from converter.source.jsonfile import check_pointer, parse_object, read_bytes, read_object
+from converter.source.jsonfile import (
+    LARGEST,
+    as_object,
+    check_pointer,
+    limited,
+    parse,
+    read_object,
+)
 
 CONFIG, CARD = "config.json", "README.md"
 QUANTISED_BY = ("quantize_config.json", "quant_config.json")
 """Files in which GPTQ and AWQ record how they quantised the weights."""
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
+"""Files of a tokenizer. From the Hub they are downloaded with the weights, not before."""
+LARGEST_VOCABULARY = 128 << 20
+"""Bytes. That of Gemma, 262,000 tokens and their merges, has 33 MB."""
 PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
 """A file or folder name that is not a path, not hidden, and valid on every system."""
 
@@ -59,6 +75,7 @@ class Source:
     digests: Mapping[str, str] = field(default_factory=dict)
     """The Hub's digests of files: the SHA-256 or, of a file that is stored in git, git's SHA-1."""
     subfolder: str | None = None
+    _contents: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def root(self) -> str:
@@ -71,24 +88,96 @@ class Source:
         return self.download is None
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Makes files available in ``folder``; called for every file before its first use.
+        """Makes files available in ``folder``, and checks them; for those that others open there by name.
 
-        Files of a Hub repository are downloaded. A link that leads out of a local folder is a
-        ``SourceError``, except for weights, of which only tensors are copied. So is a file that is not the
-        Hub's (see ``check``); weights are checked where all of their bytes are read.
+        Files of a Hub repository are downloaded. Weights may be links that lead out of the folder, since only
+        tensors are copied of them, and their digests are checked where all of their bytes are read; for all
+        other files see ``open``.
         """
         for name in names:
-            weights = name.endswith((".safetensors", *PICKLED)) or name in INDEXES
-            if self.download is not None:
-                self.download(name)
-            elif not weights and not belongs(self.folder / name, self.folder):
-                raise SourceError(
-                    f"{name} in {self.name} is a link that leads out of the folder; if this is intended, "
-                    "replace the link by a copy of the file"
-                )
-            check_pointer(self.folder / name)
-            if not name.endswith((".safetensors", *PICKLED)):
-                self.check([name])
+            if name in INDEXES or name.endswith((".safetensors", *PICKLED)):
+                if self.download is not None:
+                    self.download(name)
+                check_pointer(self.folder / name)
+                self.check({name} & {*INDEXES})
+            else:
+                self.open(name).close()
+
+    def open(self, name: str) -> BinaryIO:
+        """Opens a small file for reading; all that reads one does it through here.
+
+        Raises ``SourceError`` if it is a link that leads out of a local folder (see ``belongs``), no file, a
+        pointer of git-lfs, or not the file that the Hub has.
+        """
+        if self.download is not None:
+            self.download(name)
+        path = self.folder / name
+        if self.download is None and not belongs(path, self.folder):
+            raise SourceError(
+                f"{name} in {self.name} is a link that leads out of the folder; if this is intended, "
+                "replace the link by a copy of the file"
+            )
+        try:
+            # Not by its name: since it was checked, another file or a link may have got that.
+            handle = os.open(path.resolve(), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+        file = os.fdopen(handle, "rb")
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise SourceError(f"cannot read {path}: it is not a file")
+            check_pointer(path, file)
+            check_digest(path, self.digest(name), file=file)
+        except BaseException:
+            file.close()
+            raise
+        file.seek(0)
+        return file
+
+    def read(self, name: str) -> bytes:
+        """The content of a small file, which is read once; a ``SourceError`` if it is too large."""
+        if name not in self._contents:
+            with self.open(name) as file:
+                most = LARGEST_VOCABULARY if name in VOCABULARIES else LARGEST
+                self._contents[name] = limited(file, name, most)
+        return self._contents[name]
+
+    def copy(self, name: str, target: Path) -> None:
+        """Writes a small file to a new path; what was read of it, and so was judged, is what is written."""
+        with target.open("xb") as writer:
+            if name in self._contents:
+                writer.write(self._contents[name])
+            else:
+                with self.open(name) as reader:
+                    shutil.copyfileobj(reader, writer)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name, in the folder or in a folder of it."""
+        folder, _, _ = name.rpartition("/")
+        return name in (self.inside(folder) if folder else self.files)
+
+    def json(self, name: str) -> Any:
+        """What a JSON file holds; None if there is no such file, a ``SourceError`` if it is not JSON."""
+        if not self.has(name):
+            return None
+        raw = self.read(name)
+        # A byte order mark, which some editors write, is harmless here: the result's config is written anew.
+        return parse(raw.removeprefix(BOM_UTF8) if name == CONFIG else raw, name)
+
+    def object(self, name: str) -> dict[str, Any]:
+        """The object that a JSON file holds, empty if there is no such file; else a ``SourceError``."""
+        return as_object(self.json(name), name) if self.has(name) else {}
+
+    def contents(self, names: Iterable[str]) -> dict[str, Any]:
+        """What these files hold, by name, without those that are missing or not JSON: nobody reads them."""
+        found = {}
+        for name in filter(self.has, names):
+            try:
+                found[name] = self.json(name)
+            except SourceError as error:
+                if not isinstance(error.__cause__, json.JSONDecodeError | UnicodeDecodeError):
+                    raise
+        return found
 
     def digest(self, name: str) -> str | None:
         """The Hub's digest of a file, from its listing or its cache; None for a file from elsewhere."""
@@ -100,7 +189,7 @@ class Source:
         return self.digests.get(name)
 
     def check(self, names: Iterable[str]) -> None:
-        """Compares files with the Hub's digests; a ``SourceError`` names one that differs."""
+        """Compares weights with the Hub's digests; a ``SourceError`` names a file that differs."""
         for name in names:
             if (self.folder / name).is_file():
                 check_digest(self.folder / name, self.digest(name))
@@ -146,9 +235,7 @@ class Source:
         for name in QUANTISED_BY:
             if name in self.files:
                 raise quantised(f"it has {name}")
-        self.fetch([CONFIG])
-        # A byte order mark, which some editors write, is harmless here: the result's config is written anew.
-        return parse_object(read_bytes(self.folder / CONFIG).removeprefix(BOM_UTF8), CONFIG)
+        return self.object(CONFIG)
 
     @property
     def index(self) -> str | None:
@@ -204,15 +291,21 @@ def check_others(source: str, names: Iterable[str]) -> None:
             )
 
 
-def check_digest(path: Path, wanted: str | None, sha256: str | None = None) -> None:
-    """Compares a file with the Hub's digest, if it has one; ``sha256`` is the file's if it is known."""
+def check_digest(
+    path: Path, wanted: str | None, sha256: str | None = None, file: BinaryIO | None = None
+) -> None:
+    """Compares a file with the Hub's digest, if it has one.
+
+    ``sha256`` is the file's, if that is known; ``file`` is the file, if it is open.
+    """
     if wanted is None or wanted == sha256:
         return
-    digest = hashlib.sha256()
-    if len(wanted) == 40:
-        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
-    with path.open("rb") as file:
-        while block := file.read(4 << 20):
+    with path.open("rb") if file is None else nullcontext(file) as opened:
+        opened.seek(0)
+        digest = hashlib.sha256()
+        if len(wanted) == 40:
+            digest = hashlib.sha1(b"blob %d\0" % os.fstat(opened.fileno()).st_size)
+        while block := opened.read(4 << 20):
             digest.update(block)
     if digest.hexdigest() != wanted:
         raise SourceError(

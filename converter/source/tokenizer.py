@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.config import Config
-from converter.source.jsonfile import read_object
-from converter.source.source import Source, plain_text
+from converter.source.source import VOCABULARIES, Source, plain_text
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TEMPLATE = "tokenization_ntk_sentencepiece.py"
 AUTO = "AutoTokenizer"
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
 VOCABULARY_ENDS = (".model", ".tiktoken")
 
 
@@ -69,10 +67,7 @@ class Tokenizer:
 
 def read_tokenizer(source: Source, config: Config, *, code: bool = True) -> Tokenizer:
     """Decides how to handle a source's tokenizer; ``code`` says whether the result may contain code."""
-    settings: dict[str, Any] = {}
-    if TOKENIZER_CONFIG in source.files:
-        source.fetch([TOKENIZER_CONFIG])
-        settings = read_object(source.folder / TOKENIZER_CONFIG)
+    settings = source.object(TOKENIZER_CONFIG)
     reference = _reference(settings, config)
     if reference is None:
         files = any(name in VOCABULARIES or name.endswith(VOCABULARY_ENDS) for name in source.files)

@@ -25,8 +25,9 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from converter.config import Config
 from converter.errors import ConverterError, VerificationError
 from converter.source.jsonfile import read_object
-from converter.source.source import CONFIG
-from converter.source.tokenizer import TOKENIZER_CONFIG, VOCABULARIES, VOCABULARY_ENDS, our_class
+from converter.source.open import open_folder
+from converter.source.source import CONFIG, VOCABULARIES
+from converter.source.tokenizer import TOKENIZER_CONFIG, VOCABULARY_ENDS, our_class
 from converter.verification.check import Check, not_ours, reason
 from converter.verification.patched import Patched
 from converter.verification.shrunk import BLOCK, Shrunk
@@ -276,11 +277,10 @@ def compare_tokenizers(repository: Path, shrunk: Path, source: Path | None) -> s
     names = [path.name for path in repository.iterdir()]
     if source is None or not any(name in VOCABULARIES or name.endswith(VOCABULARY_ENDS) for name in names):
         return ""
-    settings = repository / TOKENIZER_CONFIG
     ours = token_ids(shrunk, trust_remote_code=True)
     if isinstance(ours, ImportError):
         return f"; token ids not compared ({reason(ours)})"
-    if settings.is_file() and our_class(read_object(settings)) is not None and isinstance(ours, list):
+    if our_class(open_folder(repository).object(TOKENIZER_CONFIG)) is not None and isinstance(ours, list):
         return "; token ids not compared: the source's tokenizer is its own code"
     theirs = token_ids(source, trust_remote_code=False)
     if isinstance(theirs, Exception):

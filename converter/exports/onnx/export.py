@@ -111,7 +111,7 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
     """Writes an ONNX graph of a converted repository; see ``export``."""
     started = time.monotonic()
     repository = for_task(repository, options.computes, last_logits=options.last_logits)
-    pooling = graph_pooling(repository.folder, options.pooling) if options.pooled else None
+    pooling = graph_pooling(repository.files, options.pooling) if options.pooled else None
     check_no_links(repository, options)
     folder, report, obsolete = repository.folder, None, []
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -12,7 +12,6 @@ last real token, so the results are right. Padding on the left is not masked.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from converter.config import LARGEST_COUNT, count, is_integer
@@ -21,7 +20,7 @@ from converter.exports.onnx.attention_ort import head_size
 from converter.exports.onnx.choices import ENTRIES
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import DYNAMIC_REACH, Dynamic
-from converter.source.jsonfile import read_object
+from converter.source.source import Source
 from converter.source.tokenizer import TOKENIZER_CONFIG
 
 NEVER_ENDS = (
@@ -93,14 +92,14 @@ def _special_tokens(repository: ConvertedRepository, vocabulary: int) -> dict[st
     genai needs ids within the vocabulary and reads no ``null``: what is not known is left out, and the end
     token pads where there is no other.
     """
-    folder = repository.folder
-    generation = _read(folder, "generation_config.json")
+    source = repository.files
+    generation = source.object("generation_config.json")
 
     def ids(name: str) -> list[int]:
         key = f"{name}_token_id"
         # The tokenizer's files may be large, so they are read only if they are needed.
         for settings in (generation, repository.config, None):
-            value = (tokenizer_ids(folder) if settings is None else settings).get(key)
+            value = (tokenizer_ids(source) if settings is None else settings).get(key)
             listed = value if isinstance(value, list) else [value]
             known = [token for token in listed if is_integer(token) and 0 <= token < vocabulary]
             if known:
@@ -112,11 +111,11 @@ def _special_tokens(repository: ConvertedRepository, vocabulary: int) -> dict[st
     return {name: known if name.startswith("eos") else known[0] for name, known in found.items() if known}
 
 
-def tokenizer_ids(folder: Path) -> dict[str, Any]:
+def tokenizer_ids(source: Source) -> dict[str, Any]:
     """The ids of the tokens that the tokenizer's files name as special, by their keys in config.json."""
     try:
-        settings = {**_read(folder, "special_tokens_map.json"), **_read(folder, TOKENIZER_CONFIG)}
-        listed = _read(folder, "tokenizer.json").get("added_tokens") or []
+        settings = {**source.object("special_tokens_map.json"), **source.object(TOKENIZER_CONFIG)}
+        listed = source.object("tokenizer.json").get("added_tokens") or []
         decoder = (settings.get("added_tokens_decoder") or {}).items()
         known = {token["content"]: int(key) for key, token in decoder}
         known |= {token["content"]: token["id"] for token in listed}
@@ -125,8 +124,3 @@ def tokenizer_ids(folder: Path) -> dict[str, Any]:
         return {f"{name}_token_id": known.get(text) for name, text in texts.items()}
     except (SourceError, AttributeError, KeyError, TypeError, ValueError):
         return {}  # a tokenizer that does not load
-
-
-def _read(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
-    return read_object(path) if path.is_file() else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converter.config import Config, is_integer
@@ -16,6 +15,7 @@ from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe, Recipe
 from converter.source.keys import check_vectors
 from converter.source.sentence_transformers import MODULES, Pooling, read_pooling
+from converter.source.source import Source
 
 if TYPE_CHECKING:
     from converter.result.converted import ConvertedRepository
@@ -41,7 +41,7 @@ def check_installed(options: OnnxOptions | None = None) -> None:
         check_available(options.provider)
 
 
-def check_conversion(options: OnnxOptions, recipe: Recipe, config: Config, folder: Path) -> None:
+def check_conversion(options: OnnxOptions, recipe: Recipe, config: Config, source: Source) -> None:
     """Checks that such a graph can be built of a conversion, before weights are downloaded.
 
     ``config`` is that of the result, ``folder`` has the source's small files. Raises what ``class_for`` and
@@ -49,7 +49,7 @@ def check_conversion(options: OnnxOptions, recipe: Recipe, config: Config, folde
     """
     class_for(options.computes, check_recipe(recipe, config), config, last_logits=options.last_logits)
     if options.pooled:
-        graph_pooling(folder, options.pooling)
+        graph_pooling(source, options.pooling)
 
 
 def check_recipe(recipe: Recipe, config: Config) -> Family:
@@ -117,15 +117,15 @@ def has_cache(named: str, family: Family) -> bool:
     return family.kind == "decoder" and named == family.language_model
 
 
-def graph_pooling(folder: Path, given: str | None) -> Pooling:
+def graph_pooling(source: Source, given: str | None) -> Pooling:
     """How the graph of a repository makes one vector of a text: as its files say, or else as was given.
 
     Raises what ``read_pooling`` and ``check_vectors`` raise, ``UnsupportedModel`` without
     both poolings, and ``UsageError`` for both.
     """
     try:
-        found = read_pooling(folder)
-        check_vectors(folder)
+        found = read_pooling(source)
+        check_vectors(source)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"`pooled`: {error}; {INSTEAD}") from error
     if given is not None:

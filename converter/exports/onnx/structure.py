@@ -26,7 +26,7 @@ def check_structure(model: ir.Model, made: Description, repository: ConvertedRep
     """Whether a graph is what this version builds of a repository, whose config names the task's class."""
     scaling = repository.config.get("alibi_scaling")
     try:
-        pooling = made.pooling and (read_pooling(repository.folder) or made.pooling)  # or it was given
+        pooling = made.pooling and (read_pooling(repository.files) or made.pooling)  # or it was given
         for what, own, now in (
             ("alibi_scaling", made.alibi_scaling, scaling),
             ("pooling", made.pooling, pooling),

@@ -90,17 +90,14 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
         raise VerificationError(
             f"transformers reads another value of {changed!r} than config.json has{remedy}"
         )
-    places = family.auto_map
-    if config.get("auto_map") != places:  # not tried, since it could name other code
+    if config.get("auto_map") != family.auto_map:  # not tried, since it could name other code
         raise VerificationError(f"auto_map in config.json does not lead to {named}; convert the source again")
-    auto = getattr(transformers, next(auto for auto, name in places.items() if name.endswith(f".{named}")))
     with failing("the result does not load", remedy, folder):
-        model, info = load(auto, folder, part, trust_remote_code=True)
+        model, info = load_result(patched, folder, part.dtype)
     kind = type(model)
-    auto._model_mapping._extra_content.pop(type(model.config), None)  # else it is kept for good
     if kind.__name__ != named or kind.__module__.partition(".")[0] != DYNAMIC:
         raise VerificationError(
-            f"{auto.__name__} loads {kind.__module__}.{kind.__name__} from the result, not its own "
+            f"transformers loads {kind.__module__}.{kind.__name__} from the result, not its own "
             f"{named}{remedy}"
         )
     if (problem := fault(part, model, info, weights)) is not None:
@@ -120,12 +117,22 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
     return found
 
 
-def load(model_class: Any, folder: Path, part: Shrunk, **options: Any) -> tuple[Any, dict[str, Any]]:
+def load(model_class: Any, folder: Path, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
     """A model from a folder, ready to run, and what transformers says about the loading."""
     model, info = model_class.from_pretrained(
-        folder, dtype=part.dtype, output_loading_info=True, local_files_only=True, **options
+        folder, dtype=dtype, output_loading_info=True, local_files_only=True, **options
     )
     return model.eval(), info
+
+
+def load_result(patched: Patched, folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """``load`` for a repository's own folder or a shrunk one, with its code; within ``own_modules``."""
+    [named] = patched.config["architectures"]
+    name = next(auto for auto, at in patched.family.auto_map.items() if at.endswith(f".{named}"))
+    auto = getattr(transformers, name)
+    model, info = load(auto, folder, dtype, trust_remote_code=True)
+    auto._model_mapping._extra_content.pop(type(model.config), None)  # else it is kept for good
+    return model, info
 
 
 def fault(part: Shrunk, model: Any, info: dict[str, Any], weights: Path) -> str | None:
@@ -213,7 +220,7 @@ def run_stock(part: Shrunk, config: Config, folder: Path, weights: Path) -> Outp
     settings = {key: value for key, value in family.normalise(config).items() if key != "auto_map"}
     part.write_source(folder, {**settings, "model_type": stock_class.config_class.model_type}, weights)
     try:  # transformers 5 rejects types that older versions and other code accept
-        model, info = load(stock_class, folder, part)
+        model, info = load(stock_class, folder, part.dtype)
         problem = fault(part, model, info, weights)
         if isinstance(model, FalconPreTrainedModel):
             unround_bias(model.base_model)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +27,8 @@ from converter.exports.onnx.session import Outputs, Session, stacked
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Dynamic, first_layers
 from converter.source.sentence_transformers import Pooling
+from converter.texts import quiet
+from converter.verification.loaded import failing, load_result, own_modules
 from converter.verification.patched import Patched, build
 
 Array = NDArray[Any]
@@ -220,9 +224,18 @@ class Reference:
     def load(
         cls, repository: ConvertedRepository, scope: Extent, pooling: Pooling | None
     ) -> Iterator[Reference]:
-        """Loads the layers and the rows of the embeddings that are run."""
+        """Loads the layers and the rows of the embeddings that are run: all of them as users load them."""
         layers, vocabulary = scope.layers, scope.vocabulary
-        with Patched.load(repository) as patched:
+        with contextlib.ExitStack() as stack:
+            patched = stack.enter_context(Patched.load(repository))
+            if scope.whole:
+                place = stack.enter_context(tempfile.TemporaryDirectory(prefix="ntk-convert-"))
+                stack.enter_context(own_modules(Path(place)))
+                with quiet(), failing("the model does not load", "", repository.folder):
+                    model, _ = load_result(patched, repository.folder, torch.float32)
+                names = {name: stored for name in model.state_dict() if (stored := patched.stored_name(name))}
+                yield cls(model, names, repository.has_cache, pooling)
+                return
             scaling = first_layers(repository.scaling, layers)
             config = patched.build_config(alibi_scaling=scaling.to_json())
             config.num_hidden_layers = layers

@@ -127,13 +127,7 @@ def mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mistaken:
             text = path.read_text(encoding="utf-8")
             assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {path.name}"
             path.write_text(text.replace(before, after), encoding="utf-8")
-        # In this order: the first may be imported only now, and takes the function from the other.
-        for module in (
-            "converter.verification.patched",
-            "converter.result.repository",
-            "converter.result.converted",
-        ):
-            monkeypatch.setattr(f"{module}.templates_folder", lambda: copy)
+        monkeypatch.setattr("converter.families.templates.PACKAGE", tmp_path)
 
     return plant
 

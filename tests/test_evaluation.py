@@ -657,10 +657,11 @@ def test_messages_name_parameters_in_python(pristine: Pristine) -> None:
 
 
 def test_the_cpu_is_for_machines_without_cuda_and_computes_in_float32_where_memory_has_room(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("converter.evaluation.runner.free_memory", lambda _: 10**9)
+    (tmp_path / "meminfo").write_text("MemAvailable: 1000000 kB")
+    monkeypatch.setattr("converter.evaluation.runner.MEMORY", tmp_path / "meminfo")
     hardware = choose(None, None, 3)
     assert hardware.device.type == "cpu"
     assert hardware.dtype_of(10**8) is torch.float32

@@ -170,7 +170,6 @@ def test_what_is_refused(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str, code: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("converter.evaluation.subject.verify", lambda *_, **__: None)  # takes most time
     made: dict[str, Path] = {}
 
     def found(word: str) -> str:

@@ -495,8 +495,9 @@ def test_an_encoder_is_fitted_to_masked_tokens(
 
 
 def test_too_little_memory_is_said_before_it_starts(
-    written: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    written: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("converter.evaluation.fit.free_memory", lambda _: 1000)
+    (tmp_path / "meminfo").write_text("MemAvailable: 1 kB")
+    monkeypatch.setattr("converter.evaluation.runner.MEMORY", tmp_path / "meminfo")
     with pytest.raises(UsageError, match=r"a step at 96 tokens takes about .*, and 1.0 kB are free"):
         fit(written[0], TARGET, text=[written[1]], **OPTIONS)

@@ -279,7 +279,7 @@ def test_a_file_that_is_not_what_is_built(
     mutations: list[Mutation],
 ) -> None:
     """It is not run."""
-    monkeypatch.setattr(comparison, "run_torch", None)
+    monkeypatch.setattr(reference.Reference, "load", None)
     family, profile = graph
     folder = repository(family, sharded=profile == "portable")
     path = exported(folder, profile) / "model.onnx"

@@ -72,12 +72,15 @@ def choose(device: str | None, dtype: str | None, batch_size: int | None) -> Har
     return Hardware(torch.device(name), DTYPES[dtype] if dtype else None, batch_size)
 
 
+MEMORY = Path("/proc/meminfo")
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes available without swapping, according to Linux or CUDA; on other systems, half of all memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+        found = re.search(r"MemAvailable:\s*(\d+) kB", MEMORY.read_text(encoding="ascii"))
     except OSError:
         found = None
     if found is not None:

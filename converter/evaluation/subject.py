@@ -193,7 +193,8 @@ class Subject:
         if self.recipe.converted:
             folder.mkdir()
             source = self.model.source
-            for name in (CONFIG, *source.weights(), *filter(None, [source.index])):  # and no other file
+            source.copy(CONFIG, folder / CONFIG)
+            for name in (*source.weights(), *filter(None, [source.index])):  # and no other file
                 (folder / name).symlink_to((source.folder / name).resolve())
             verify(open_converted(folder))
         else:

@@ -8,6 +8,8 @@ from pathlib import Path
 from converter.errors import OutputError
 from converter.families.family import Family
 
+PACKAGE = Path(__file__).parent.parent
+
 
 def templates_folder() -> Path:
     """The folder of the modeling templates: inside an installed package, or beside it in a checkout.
@@ -15,12 +17,11 @@ def templates_folder() -> Path:
     Raises:
         OutputError: there are none in either place; the installation is incomplete.
     """
-    package = Path(__file__).parent.parent
-    for folder in (package / "templates", package.parent / "templates"):
+    for folder in (PACKAGE / "templates", PACKAGE.parent / "templates"):
         if (folder / "ntk_alibi.py").is_file():
             return folder
     raise OutputError(
-        f"the templates are missing from the installation in {package}; install ntk-convert again"
+        f"the templates are missing from the installation in {PACKAGE}; install ntk-convert again"
     )
 
 

@@ -34,7 +34,7 @@ from converter.result.repository import small_files
 from converter.result.staging import workspace
 from converter.rotary import settings
 from converter.scaling.request import command_line, request_for
-from converter.scaling.scaling import Scaling, Unscaled
+from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import (
     BIN,
     BIN_INDEX,
@@ -319,7 +319,7 @@ def _write(saved: Saved, checks: Sequence[Check], work: Path) -> None:
         (work / name).write_bytes(content)
     (work / CONFIG).write_text(json.dumps(repository.config, indent=2) + "\n", encoding="utf-8")
     scaling = repository.scaling
-    scaled = not isinstance(scaling, Unscaled)
+    scaled = scaling.scaled
     if scaled:
         drawn = card_picture(positions(model, repository.config, [scaling]))
         (work / PICTURE).write_bytes(drawn)

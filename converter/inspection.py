@@ -12,7 +12,7 @@ from converter.errors import UsageError
 from converter.model import Model, ModelOptions, open_with_request
 from converter.recipes import AlibiRecipe, Recipe
 from converter.rotary.settings import Change
-from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, rows
+from converter.scaling.scaling import Scaling, averaged, rows
 from converter.source.checkpoint import weight_index
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
     opened, request = open_with_request(model, **options)
     source, config, recipe = opened.source, opened.config, opened.recipe
     scaling = opened.scaling(request) if request.asked else recipe.own_scaling
-    by_default = not (request.asked or recipe.converted) and isinstance(scaling, Unscaled)
+    by_default = not (request.asked or recipe.converted) and not scaling.scaled
     if by_default:
         try:
             scaling = opened.scaling(request)
@@ -154,8 +154,8 @@ def _weights(model: Model) -> dict[str, Any]:
 
 def _slopes(recipe: Recipe, stored: Config, scaling: Scaling) -> SlopeTable:
     stock = recipe.stock(stored)
-    if isinstance(scaling, Unscaled):
+    if not scaling.scaled:
         return SlopeTable(stock, None, None, None)
-    length = 2 * scaling.train_length if isinstance(scaling, Dynamic) else None
+    length = 2 * scaling.train_length if scaling.dynamic else None
     scaled = recipe.scaled(stock, averaged(scaling), length or 0)
     return SlopeTable(stock, scaled, scaling.factor_at(length or 0), length, rows(scaling))

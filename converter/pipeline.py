@@ -21,7 +21,7 @@ from converter.result import manifest
 from converter.result.card import PICTURE, describe, read_origin
 from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
-from converter.scaling.scaling import Scaling, Unscaled
+from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import Checkpoint
 from converter.source.hub import is_repo_id
 from converter.source.source import CARD
@@ -182,7 +182,7 @@ def convert(
         target = PushOptions(push_to_hub, private, branch, create_pr, overwrite, options.get("token"))
         preflight(target, opened.source.root)
     if dry_run:
-        files = plan.files(picture=verify and not isinstance(plan.scaling, Unscaled))
+        files = plan.files(picture=verify and plan.scaling.scaled)
         return _result(plan, place, files, started)
     if not place.parent.is_dir():
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ def convert(
 def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: str) -> None:
     """Writes the model card, which names ``place``, and the picture of a verified scaling."""
     model, repository = plan.model, written.repository
-    picture = bool(checks) and not isinstance(plan.scaling, Unscaled)
+    picture = bool(checks) and plan.scaling.scaled
     if picture:
         from converter.pictures import per_head
         from converter.pictures.positions import describe as positions

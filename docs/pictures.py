@@ -9,7 +9,7 @@ from converter.pictures.bias import Panel, draw_panels
 from converter.pictures.per_head import draw_slopes, draw_span
 from converter.pictures.positions import Positions
 from converter.pictures.style import render
-from converter.scaling.scaling import UNSCALED, Dynamic, Static
+from converter.scaling.scaling import UNSCALED, Scaling
 from converter.scaling.slopes import NATS, stock_slopes
 
 IMAGES = Path(__file__).parent / "images"
@@ -19,18 +19,18 @@ TRAINED = bloom.FAMILY.train_lengths[BLOOM_ID]
 BLOOM = Positions(
     BLOOM_ID,
     stock_slopes(16),
-    [Static("linear", 2.0), Static("ntk", 2.0)],
+    [Scaling("linear", 2.0), Scaling("ntk", 2.0)],
     train_length=TRAINED,
 )
 BAICHUAN = Positions(
     BAICHUAN_ID,
     stock_slopes(40),
-    [Static("ntk", 4.0), Static("ntk-published", 4.0)],
+    [Scaling("ntk", 4.0), Scaling("ntk-published", 4.0)],
     train_length=baichuan.FAMILY.train_lengths[BAICHUAN_ID],
 )
-STATIC = Static("ntk", 4.0)
-LENGTH = Dynamic("ntk", "length", rate=1.0, train_length=TRAINED)
-POSITION = Dynamic("ntk", "position", rate=1.0, train_length=TRAINED)
+STATIC = Scaling("ntk", 4.0)
+LENGTH = Scaling("ntk", dynamic="length", train_length=TRAINED)
+POSITION = Scaling("ntk", dynamic="position", train_length=TRAINED)
 PANELS = (
     Panel("stock", UNSCALED, 8192),
     Panel("static, a = 4", STATIC, 8192),

@@ -3,26 +3,25 @@
     python examples/evidence.py                # train and measure what is missing; hours on one core
     python examples/evidence.py --only fits    # the same for one study
     python examples/evidence.py --model text-8-0 lines-12-1    # some of the models of `results`
-    python examples/evidence.py --only temperatures --model text-8-0    # the same for that study
     python examples/evidence.py --tables       # write only tables and pictures, from the stored results
 
-There are four studies: `results`, of the models under the formulas; `temperatures`, of the temperature of
-by-parts (evidence_temperatures.py); `ramps`, of its ramp (evidence_ramps.py); and `fits`, of fitted slopes
-(evidence_fits.py). Models and full results are kept in .evidence/; anything deleted there is made again. The
-part of the results that tables and pictures need is in examples/evidence/NAME.json, which `ntk-convert plot`
-can read; it is stored after each model.
+There are three studies: `results`, of the models under the formulas; `ramps`, of the ramp of by-parts
+(evidence_ramps.py); and `fits`, of fitted slopes (evidence_fits.py). A fourth, of temperatures, was measured
+with an option that `eval` no longer has; its results are only read. Models and full results are kept in
+.evidence/; anything deleted there is made again. The part of the results that tables and pictures need is in
+examples/evidence/NAME.json, which `ntk-convert plot` can read; it is stored after each model.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import evidence_fits
 import evidence_ramps
-import evidence_temperatures
 from evidence_design import (
     BY_PARTS,
     EXAMPLES,
@@ -74,15 +73,18 @@ FORMULAS = Study(
     runs=runs,
     drawn=frozenset(model for model, _ in PICTURES.values()),
 )
-STUDIES = {
-    study.name: study
-    for study in (FORMULAS, evidence_ramps.STUDY, evidence_temperatures.STUDY, evidence_fits.STUDY)
-}
+STUDIES = {study.name: study for study in (FORMULAS, evidence_ramps.STUDY, evidence_fits.STUDY)}
+OLDER = ("temperatures",)
+"""Results that are only read."""
 
 
 def stored() -> dict[str, Results]:
     """The results of all studies, by name."""
-    return {name: study.read() for name, study in STUDIES.items()}
+    older = {name: EXAMPLES / "evidence" / f"{name}.json" for name in OLDER}
+    return {
+        **{name: study.read() for name, study in STUDIES.items()},
+        **{name: Results.from_json(json.loads(path.read_text("utf-8"))) for name, path in older.items()},
+    }
 
 
 def write(results: Mapping[str, Results]) -> None:
@@ -90,9 +92,9 @@ def write(results: Mapping[str, Results]) -> None:
     for path in DOCUMENTS:
         path.write_text(with_tables(path.read_text(encoding="utf-8"), results), encoding="utf-8")
         print(path)
-    for name, found in results.items():
-        path = STUDIES[name].stored.with_suffix(".csv")
-        path.write_text(as_csv(found), encoding="utf-8")
+    for name, study in STUDIES.items():
+        path = study.stored.with_suffix(".csv")
+        path.write_text(as_csv(results[name]), encoding="utf-8")
         print(path)
     formulas = results[FORMULAS.name]
     shown = [each for each in formulas.measurements if each.scaling in DRAWN]
@@ -113,18 +115,18 @@ def main() -> None:
         "--model",
         nargs="+",
         choices=[model.name for model in MODELS],
-        help="of the models of `results` or `temperatures`, measure these; of others, what is stored stays",
+        help="of the models of `results`, measure these; of others, what is stored stays",
     )
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
     parser.add_argument("--tables", action="store_true", help="only rewrite tables and pictures")
     arguments = parser.parse_args()
-    if arguments.model and arguments.only in (evidence_ramps.STUDY.name, evidence_fits.STUDY.name):
+    if arguments.model and arguments.only not in (None, FORMULAS.name):
         parser.error(f"--model is not for the study `{arguments.only}`; drop one of the two")
 
     if not arguments.tables:
         arguments.models.mkdir(parents=True, exist_ok=True)
         if arguments.model:
-            STUDIES[arguments.only or FORMULAS.name].run(arguments.models, arguments.model)
+            FORMULAS.run(arguments.models, arguments.model)
         else:
             for name in [arguments.only] if arguments.only else STUDIES:
                 STUDIES[name].run(arguments.models)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converter.scaling.scaling import UNSCALED, Basis, Dynamic, Static
+from converter.scaling.scaling import UNSCALED, Basis, Scaling
 from converter.scaling.slopes import Slopes, exponents, stock_slopes
 
 EXAMPLES = Path(__file__).parent
@@ -41,10 +41,10 @@ RUNS_OF_12_HEADS: tuple[dict[str, Any], ...] = (
 
 # The names of scalings in results.
 NONE = str(UNSCALED)
-LINEAR = str(Static("linear", SCALE))
-NTK = str(Static("ntk", SCALE))
-SMALL_NTK = str(Static("ntk", SMALL_SCALE))
-PUBLISHED = str(Static("ntk-published", SCALE))
+LINEAR = str(Scaling("linear", SCALE))
+NTK = str(Scaling("ntk", SCALE))
+SMALL_NTK = str(Scaling("ntk", SMALL_SCALE))
+PUBLISHED = str(Scaling("ntk-published", SCALE))
 RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
 """The default ramp of by-parts, in tokens."""
 LOW_RAMP = (TRAINED_LENGTH / 16, TRAINED_LENGTH / 4)
@@ -52,12 +52,16 @@ LOW_RAMP = (TRAINED_LENGTH / 16, TRAINED_LENGTH / 4)
 
 def by_parts(ramp: tuple[float, float] = RAMP, temperature: float = 0.0) -> str:
     """The name of position-dynamic by-parts in results, given a ramp in tokens."""
-    return str(Dynamic("by-parts", "position", 1.0, TRAINED_LENGTH, ramp, temperature=temperature))
+    return str(
+        Scaling(
+            "by-parts", dynamic="position", train_length=TRAINED_LENGTH, ramp=ramp, temperature=temperature
+        )
+    )
 
 
 def static_by_parts(ramp: tuple[float, float] = RAMP) -> str:
     """The name of static by-parts in results, given a ramp in tokens."""
-    return str(Static("by-parts", SCALE, ramp))
+    return str(Scaling("by-parts", SCALE, ramp))
 
 
 BY_PARTS, STATIC_BY_PARTS = by_parts(), static_by_parts()
@@ -68,7 +72,7 @@ FITTED = "fitted, position"
 
 def dynamic(kind: Basis, rate: float) -> str:
     """The name of a dynamic ntk scaling in results."""
-    return str(Dynamic("ntk", kind, rate=rate, train_length=TRAINED_LENGTH))
+    return str(Scaling("ntk", dynamic=kind, rate=rate, train_length=TRAINED_LENGTH))
 
 
 SCALINGS = (

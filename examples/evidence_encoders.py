@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import pairs_task
-from evidence_design import EXAMPLES, TEMPERATURES
+from evidence_design import EXAMPLES
 from evidence_measure import MODELS_FOLDER, kept, to_text
-from evidence_tables import by_temperature, markdown
+from evidence_tables import markdown
 from text_task import read_corpus
 from train_encoders import TRAINED_LENGTH, Task
 
@@ -39,7 +39,7 @@ from converter.evaluation.tasks.beir import Beir
 from converter.evaluation.tasks.scores import ndcg
 from converter.evaluation.tasks.task import Collection
 from converter.scaling.request import Request
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
+from converter.scaling.scaling import UNSCALED, Scaling
 
 RESULTS = EXAMPLES / "evidence" / "encoders.json"
 DOCUMENT = EXAMPLES / "evidence" / "encoders.md"
@@ -64,19 +64,9 @@ MINUTES = 60.0
 SCALINGS: tuple[dict[str, Any], ...] = (
     {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamic": ("length", "position")},
     {"methods": ("by-parts",), "dynamic": ("length",)},
-    {"methods": ("ntk", "by-parts"), "dynamic": ("length",), "temperatures": TEMPERATURES},
     {"methods": ("linear",), "scales": (SCALE,)},
 )
 """What every model gets, as arguments of ``evaluate``."""
-RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
-TEMPERED = {
-    str(plain): [str(replace(plain, temperature=each)) for each in TEMPERATURES]
-    for plain in (
-        Dynamic("ntk", "length", 1.0, TRAINED_LENGTH),
-        Dynamic("by-parts", "length", 1.0, TRAINED_LENGTH, RAMP),
-    )
-}
-"""Scalings without a temperature -> the same with each."""
 BLOCK = re.compile(
     r"(?P<start><!-- encoders (?P<name>[a-z]+): [^\n]*-->\n).*?(?P<end><!-- end of encoders -->)", re.DOTALL
 )
@@ -261,10 +251,8 @@ def in_index(model: Model, models: Path) -> Results:
             scaling = subject.resolve(request)
             asked, new = vectors(scaling, texts.queries), vectors(scaling, texts.documents)
             mixed = np.where(np.arange(len(new))[:, None] % 2, old, new)
-            name = scaling.method + ("" if isinstance(scaling, Static) else ", length-dynamic")
-            if isinstance(
-                scaling, Static
-            ):  # others leave the queries as they are, so this would be the first row
+            name = scaling.method + ("" if scaling.static else ", length-dynamic")
+            if scaling.static:  # others leave the queries as they are, so this would be the first row
                 add(f"{name}: {OLD}", asked, old)
             add(f"{name}: half old, half new", asked, mixed)
             add(f"{name}: new vectors", asked, new)
@@ -309,8 +297,7 @@ def table(results: Results, task: str) -> str:
     found = {
         (each.model, each.scaling, each.length): each for each in results.measurements if each.model in names
     }
-    tempered = {scaling for each in TEMPERED.values() for scaling in each}  # they have a table of their own
-    scalings = [each for each in dict.fromkeys(scaling for _, scaling, _ in found) if each not in tempered]
+    scalings = [*dict.fromkeys(scaling for _, scaling, _ in found)]
     if task == "masked" and FITTED not in scalings:
         scalings.append(FITTED)
 
@@ -335,24 +322,11 @@ def table(results: Results, task: str) -> str:
     return markdown([f"{what}: {' / '.join(names)}", *multiples], rows)
 
 
-def temperatures(results: Results) -> str:
-    """Means over the models of each task beyond the trained length, without and with temperatures."""
-    rows = []
-    for task in ("pairs", "masked"):
-        names = [model.name for model in MODELS if model.task == task]
-        for plain, tempered in TEMPERED.items():
-            _, *found = by_temperature(results, names, (NONE, plain, *tempered), LENGTHS)
-            rows += [[f"{task}, {plain.split(',')[0]}", *row] for row in found]
-    return markdown(["models", "length", "none", "C = 0", *(f"C = {each}" for each in TEMPERATURES)], rows)
-
-
 def with_tables(document: str, results: Results, index: Results) -> str:
     """The document with the tables between its markers replaced."""
 
     def block(found: re.Match[str]) -> str:
         name = found["name"]
-        if name == "temperatures":
-            return found["start"] + temperatures(results) + found["end"]
         return found["start"] + table(index if name == "index" else results, name) + found["end"]
 
     return BLOCK.sub(block, document)

@@ -44,7 +44,7 @@ from train_large import (
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.tasks import make_task
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, short_names
+from converter.scaling.scaling import UNSCALED, Scaling, short_names
 from converter.scaling.slopes import stock_slopes
 
 RESULTS = EXAMPLES / "evidence" / "large.json"
@@ -57,26 +57,21 @@ WINDOWS = 24
 
 STOCK = stock_slopes(HEADS, BIAS_MAX)
 RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
-BY_PARTS = Dynamic("by-parts", "position", 1.0, TRAINED_LENGTH, RAMP)
-NTK = Dynamic("ntk", "position", 1.0, TRAINED_LENGTH)
-STATIC_BY_PARTS = Static("by-parts", 4.0, RAMP)
-TEMPERED = {each: replace(BY_PARTS, temperature=each) for each in (0.1, 0.2, 0.4)}
+BY_PARTS = Scaling("by-parts", dynamic="position", train_length=TRAINED_LENGTH, ramp=RAMP)
+NTK = Scaling("ntk", dynamic="position", train_length=TRAINED_LENGTH)
+STATIC_BY_PARTS = Scaling("by-parts", 4.0, RAMP)
 SCALINGS: tuple[Scaling, ...] = (
     UNSCALED,
     BY_PARTS,
-    TEMPERED[0.2],
     NTK,
-    TEMPERED[0.1],
     STATIC_BY_PARTS,
-    Static("ntk", 4.0),
-    Static("linear", 4.0),
-    TEMPERED[0.4],
+    Scaling("ntk", 4.0),
+    Scaling("linear", 4.0),
 )
 """In the order in which they are measured: what a stop should leave comes first."""
 SHORT = short_names(map(str, SCALINGS))
 PAIRS: tuple[tuple[Scaling, Scaling], ...] = (
     *((BY_PARTS, UNSCALED), (BY_PARTS, NTK), (BY_PARTS, STATIC_BY_PARTS)),
-    *((tempered, BY_PARTS) for tempered in TEMPERED.values()),
 )
 """Two scalings to compare on the same prompts and windows."""
 FIRST_QUERY = 256
@@ -179,15 +174,14 @@ def measure(folder: Path) -> None:
     for scaling in SCALINGS:
         if any(each.scaling == str(scaling) for each in found.measurements):
             continue
-        beyond = isinstance(scaling, Dynamic)
+        beyond = bool(scaling.dynamic)
         new = evaluate(
             [folder],
             tasks=[make_task("prompts", material.prompts(2 * TRAINED_LENGTH if beyond else TRAINED_LENGTH))],
             text=[material.windows()],
             methods=(scaling.method,),
-            scales=(scaling.factor,) if isinstance(scaling, Static) else (),
-            dynamic=(scaling.dynamic,) if isinstance(scaling, Dynamic) else (),
-            temperatures=(scaling.temperature,) if scaling.temperature else (),
+            scales=(scaling.factor,) if scaling.static else (),
+            dynamic=(scaling.dynamic,) if scaling.dynamic else (),
             lengths=LENGTHS[beyond:],
             items=max(PROMPTS.values()),
             train_length=TRAINED_LENGTH,
@@ -277,7 +271,7 @@ def rows(results: Results) -> Iterator[list[str]]:
     """
     yield ["scaling", *_titles(COLUMNS)]
     found = _by_cell(results)
-    for name in map(str, sorted(SCALINGS, key=lambda scaling: scaling.temperature)):
+    for name in map(str, SCALINGS):
         cells = [
             (found.get((name, metric, length)), found[NONE, metric, length]) for metric, length in COLUMNS
         ]

@@ -27,7 +27,7 @@ from converter.exports.onnx.describe import Description
 from converter.exports.onnx.graph import Graph
 from converter.result.converted import open_converted
 from tests import tiny
-from tests.patched import config_of, load, options_for
+from tests.patched import config_of, load, scaled
 from tests.reference import FAMILIES as REFERENCES
 from tests.reference import alibi
 from tests.reference.alibi import query_factors
@@ -192,7 +192,7 @@ def with_graph(tmp_path_factory: pytest.TempPathFactory) -> Make:
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
             source = tiny.FACTORIES[family](folder / "source", 4, dtype=stored, use_cache=True)
-            convert(source, folder / "out", verify=False, **options_for(scaling, 4))
+            scaled(source, folder / "out", scaling, 4)
             made[key] = exported(folder / "out", **options)
         return made[key]
 

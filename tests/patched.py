@@ -15,7 +15,9 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from converter import convert
 from converter.families.templates import templates_folder
+from converter.result import manifest
 from converter.scaling.scaling import METHODS
+from converter.weights.files import sha256
 from tests import tiny
 from tests.conftest import edit_json
 
@@ -43,14 +45,12 @@ DYNAMIC = {
     for method in SCALED
     for dynamic in ("length", "position")
 }
-TEMPERED = {
-    f"{scaling}-tempered": {**(STATIC | DYNAMIC)[scaling], "temperature": 0.5}
-    for scaling in ("by-parts", "by-parts-position", "ntk-length")
-}
-SCALINGS: dict[str, dict[str, Any]] = {**STATIC, **DYNAMIC, **TEMPERED}
+SCALINGS: dict[str, dict[str, Any]] = {**STATIC, **DYNAMIC}
 
-# With a row of exponents per layer; converted with ``options_for``.
+# With a row of exponents per layer; converted with ``scaled``.
 FITTED = ("fitted", "fitted-position")
+TEMPERED = "-tempered"
+"""Ends the name of a scaling with one temperature for all heads, as older versions wrote it."""
 
 
 def fitted_scaling(heads: int, layers: int, dynamic: str | None = None) -> dict[str, Any]:
@@ -68,11 +68,22 @@ def fitted_scaling(heads: int, layers: int, dynamic: str | None = None) -> dict[
     return {"type": "fitted", **strength, "exponents": rows, "temperatures": temperatures}
 
 
-def options_for(scaling: str, heads: int, layers: int = 2) -> dict[str, Any]:
-    """The options of ``convert`` for one of ``SCALINGS``, or for a fitted scaling such as ``FITTED``."""
-    if scaling in SCALINGS:
-        return SCALINGS[scaling]
-    return {"slopes": fitted_scaling(heads, layers, scaling.partition("-")[2] or None)}
+def scaled(source: Path, out: Path, scaling: str, heads: int, **more: Any) -> Path:
+    """Converts a model with one of ``SCALINGS``, or a fitted scaling such as ``FITTED``; unverified."""
+    name = scaling.removesuffix(TEMPERED)
+    options = SCALINGS.get(name) or {"slopes": fitted_scaling(heads, 2, name.partition("-")[2] or None)}
+    convert(source, out, verify=False, **options, **more)
+    if scaling != name:
+        tempered(out)
+    return out
+
+
+def tempered(folder: Path, temperature: float = 0.5) -> Path:
+    """Gives a converted repository a temperature for all heads."""
+    scaling = {**config_of(folder)["alibi_scaling"], "temperature": temperature}
+    edit_json(folder / "config.json", {"alibi_scaling": scaling})
+    manifest.update(folder, {"config.json": sha256(folder / "config.json")})
+    return folder
 
 
 VARIANTS = {
@@ -108,8 +119,7 @@ def converted(tmp_path: Path) -> Convert:
         elif head is not None:
             edit_json(source / "config.json", {"pad_token_id": tiny.PAD})
         out = tmp_path / "out"
-        convert(source, out, verify=False, **options_for(scaling, num_heads))
-        return out
+        return scaled(source, out, scaling, num_heads)
 
     return build
 

@@ -229,7 +229,6 @@ def test_wrong_usage_points_to_the_command_s_own_help(run: RunCli, words: str, c
         # The option, where the library's messages name the parameter of Python
         ("inspect plain --scale 0.5", "--scale 0.5 is out of range"),
         ("inspect plain --scale 1e308", "--scale 1e+308 is out of range; give a number from 1 to 2147483648"),
-        ("inspect plain --temperature 2", "--temperature 2 is out of range"),
         ("plot plain --scales 2,1e308 --out o", "--scales 1e+308 is out of range"),
         ("inspect plain --set n_head", "--set 'n_head' is not KEY=VALUE"),
         ("convert plain --scale 2 --out / --overwrite", "--out / and the source"),

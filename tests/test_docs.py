@@ -19,7 +19,7 @@ from scipy import stats
 
 from converter.cli import cli
 from converter.evaluation.results import Measurement
-from converter.scaling.scaling import Static
+from converter.scaling.scaling import Scaling
 from converter.scaling.slopes import NATS, stock_slopes
 from tests import forks
 from tests.conftest import RunCli
@@ -226,7 +226,7 @@ def test_the_table_of_measurements_has_every_field() -> None:
 def test_the_tables_of_spans_are_those_of_the_slopes() -> None:
     page, stock = TEXTS["docs/how-it-works.md"], stock_slopes(8)
     rows = {"span, tokens": stock}
-    rows |= {f"`{method}`": Static(method, 4).slopes(stock) for method in ("linear", "ntk")}
+    rows |= {f"`{method}`": Scaling(method, 4).slopes(stock) for method in ("linear", "ntk")}
     for name, slopes in rows.items():
         [row] = re.findall(rf"^\| {re.escape(name)} \| (.+) \|$", page, re.MULTILINE)
         assert row.split(" | ") == [f"{NATS / slope:.0f}" for slope in slopes], name
@@ -236,7 +236,7 @@ def test_how_near_llama_cpp_comes_to_ntk() -> None:
     """B = 10 is one exponent for all heads; what differs most from ``ntk`` is the steepest."""
     page = " ".join(TEXTS["docs/engines.md"].split())
     for heads in (32, 64):
-        wanted, near = Static("ntk", 4).slopes(stock_slopes(heads)), stock_slopes(heads, bias_max=10)
+        wanted, near = Scaling("ntk", 4).slopes(stock_slopes(heads)), stock_slopes(heads, bias_max=10)
         first, *others = [one / other for one, other in zip(wanted, near, strict=True)]
         assert 0.999 < min(others) <= max(others) < first
         assert f"{100 * (first - 1):.0f} % at {heads}" in page

@@ -30,7 +30,7 @@ from converter.evaluation.tasks.scores import CUTOFF, ndcg
 from converter.evaluation.tasks.task import Collection
 from converter.evaluation.tune import tune
 from converter.fitting.samples import masked_tokens
-from converter.scaling.scaling import UNSCALED, Dynamic
+from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.texts import read_windows
@@ -137,7 +137,7 @@ def test_a_part_of_a_collection_keeps_what_is_relevant() -> None:
 @pytest.mark.parametrize("family", ["jina_bert", "mosaic_bert"])
 def test_embeddings_are_the_reference_s(family: str, tmp_path: Path) -> None:
     folder = tiny.ENCODERS[family](tmp_path / "source", 12, head="Model")
-    scaling = Dynamic("ntk", "length", 1.0, TRAINED)
+    scaling = Scaling("ntk", dynamic="length", train_length=TRAINED)
     convert(folder, tmp_path / "out", method="ntk", dynamic="length", train_length=TRAINED, verify=False)
     config, (_, tensors) = config_of(tmp_path / "out"), tiny.read(tmp_path / "out")
     with open_subject(folder, CPU, train_length=TRAINED) as subject:

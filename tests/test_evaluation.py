@@ -37,7 +37,7 @@ from converter.evaluation.tasks.task import Item, Task
 from converter.families.templates import templates_folder
 from converter.fitting.samples import next_tokens
 from converter.scaling.request import RAMP, Defaults, Request, TrainLength
-from converter.scaling.scaling import UNSCALED, Dynamic, Static
+from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.tokenizer import TEMPLATE
 from converter.texts import read_windows
 from tests import tiny
@@ -104,7 +104,7 @@ def test_losses_are_the_reference_s(converted: Convert, tmp_path: Path, family: 
     ids = tiny.token_ids(3, 60)
     expected = reference_losses(folder, family, ids)
     with open_subject(tmp_path / "source", CPU, train_length=TRAIN_LENGTH) as subject:
-        subject.scaled(Static("ntk", 7.0))  # an earlier scaling must leave no trace
+        subject.scaled(Scaling("ntk", 7.0))  # an earlier scaling must leave no trace
         wanted = subject.resolve(Request(**SCALINGS[scaling]))
         assert np.abs(decoded(subject.scaled(wanted), ids) - expected).max() < 1e-4
     with open_subject(folder, CPU) as subject:
@@ -199,7 +199,7 @@ def test_what_a_rotary_model_has_read_before_changes_nothing(tmp_path: Path) -> 
     source = rotary.rotary(tmp_path / "source")
     short, long = tiny.token_ids(2, rotary.LENGTH), tiny.token_ids(2, 4 * rotary.LENGTH)
     with open_subject(source, CPU) as subject:
-        model = subject.scaled(Dynamic("ntk", "length", rate=1.0, train_length=rotary.LENGTH))
+        model = subject.scaled(Scaling("ntk", dynamic="length", train_length=rotary.LENGTH))
         assert subject.hardware.rows(1) == 1
         first = decoded(model, short, subject.hardware)
         decoded(model, long, subject.hardware)
@@ -240,7 +240,7 @@ def test_a_rotary_model_is_converted_for_each_scaling(tmp_path: Path) -> None:
     source = rotary.rotary(tmp_path / "source")
     ids = tiny.token_ids(2, 100)
     with open_subject(source, CPU) as subject:
-        for scaling in (UNSCALED, Static("ntk", 3.0), Static("linear", 2.0)):
+        for scaling in (UNSCALED, Scaling("ntk", 3.0), Scaling("linear", 2.0)):
             found = decoded(subject.scaled(scaling), ids)
             changes = {
                 "none": {},
@@ -359,12 +359,6 @@ def test_the_scalings_are_the_cross_product() -> None:
         ("ntk", None),
         *(("by-parts", ramp) for ramp in ramps),
     ]
-    temperatures = [0, 0.2]  # of ntk and by-parts
-    found = trials(["none", "linear", "by-parts", "ntk"], [4], ["position"], temperatures=temperatures)
-    assert [(each.method, each.temperature) for each in found] == [
-        *(("none", None), ("linear", None), ("linear", None)),
-        *((method, value) for method in ("by-parts", "ntk") for value in temperatures for _ in range(2)),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -375,8 +369,6 @@ def test_the_scalings_are_the_cross_product() -> None:
         ({"methods": ["none"], "scales": [2]}, "^`scales` needs a method that scales; add e.g. `methods`"),
         ({"methods": [], "dynamic": ["length"]}, "^`dynamic` needs a method"),
         ({"methods": ["ntk"], "scales": [2], "ramps": [(0.1, 1)]}, "`ramps` belongs to by-parts"),
-        ({"methods": ["linear"], "scales": [2], "temperatures": [0.2]}, "`temperatures` belongs to ntk and"),
-        ({"methods": ["ntk"], "scales": [2], "temperatures": [2]}, "`temperature` 2 is out of range"),
         ({"methods": ["ntk"], "scales": [0.5]}, "from 1 to"),
     ],
 )
@@ -488,7 +480,7 @@ def test_the_table_has_every_value(results: Results) -> None:
     assert len(re.findall(rf"\d \({ratio}\)", results.table("perplexity"))) == 2
 
 
-DEFAULT = str(Dynamic("by-parts", "position", 1.0, 2048, (256.0, 1024.0)))
+DEFAULT = str(Scaling("by-parts", dynamic="position", train_length=2048, ramp=(256.0, 1024.0)))
 
 
 @pytest.mark.parametrize(
@@ -698,7 +690,7 @@ def test_a_gpu_gives_what_the_cpu_gives(pristine: Pristine) -> None:
     found = []
     for hardware in (CPU, choose("cuda", "fp32", None)):
         with open_subject(pristine("mpt"), hardware) as subject:
-            model = subject.scaled(Static("ntk", 4.0))
+            model = subject.scaled(Scaling("ntk", 4.0))
             texts = complete(model, subject.tokenizer, hardware, prompts, 4)
             found.append((decoded(model, ids, hardware), texts))
     assert np.abs(found[0][0] - found[1][0]).max() < 1e-3

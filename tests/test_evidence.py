@@ -16,7 +16,6 @@ import evidence_fits
 import evidence_measure
 import evidence_ramps
 import evidence_tables
-import evidence_temperatures
 import lines_task
 import numpy as np
 import pytest
@@ -33,7 +32,6 @@ from evidence_design import (
     NTK,
     SCALE,
     STATIC_BY_PARTS,
-    TEMPERED,
     Model,
 )
 from evidence_measure import Study, replaced
@@ -93,10 +91,6 @@ def check_cells(results: Results, prompts: Mapping[int, int], windows: int, *, c
 def test_every_cell_follows_from_its_scores(study: Study, stored: dict[str, Results]) -> None:
     results = stored[study.name]
     names = [model.name for model in study.models]
-    if study is evidence_temperatures.STUDY:
-        assert {(each.scaling, each.length) for each in results.measurements} == {
-            (scaling, length) for scaling in (NONE, BY_PARTS, *TEMPERED.values()) for length in LENGTHS
-        }
     assert list(results.models) == names
     check_cells(results, study.prompts, study.windows, compared=study is evidence.FORMULAS)
 

@@ -16,13 +16,13 @@ from converter import adopt, convert, inspect
 from converter.errors import SourceError, UsageError
 from converter.pictures.positions import read
 from converter.scaling.request import GivenSlopes, Request, request_for
-from converter.scaling.scaling import Dynamic, Static, averaged, first_layers, query_factors, read_scaling
+from converter.scaling.scaling import averaged, first_layers, query_factors, read_scaling
 from converter.scaling.slopes import stock_slopes
 from converter.source.slopes_file import read_slopes_file
 from tests import tiny
 from tests.conftest import Pristine, Refused, RunCli, edit_json
 from tests.dealt import dealt, quick
-from tests.patched import FAMILIES, TRAIN_LENGTH, batch, config_of, fitted_scaling, load
+from tests.patched import FAMILIES, TRAIN_LENGTH, batch, config_of, fitted_scaling, load, scaled
 from tests.reference import alibi as reference
 from tests.test_adoption import trained
 
@@ -192,7 +192,6 @@ def test_exponents_belong_to_fitted_scalings_and_notes_to_none(tmp_path: Path) -
         {"dynamic": "position"},
         {"rate": 2.0},
         {"ramp": (0.1, 0.5)},
-        {"temperature": 0.0},
     ],
     ids=str,
 )
@@ -226,29 +225,16 @@ def test_the_command_line(pristine: Pristine, run: RunCli, refused: Refused, tmp
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"slopes": fitted_scaling(4, 2, "position") | {"rate": 1.0}},
-        {"method": "ntk", "temperature": 0.5},
-    ],
-    ids=["fitted", "temperature"],
-)
+@pytest.mark.parametrize("scaling", ["fitted-position", "by-parts-position-tempered"])
 @pytest.mark.parametrize("family", quick(FAMILIES, "mpt"))
-def test_the_trained_length_stays_bit_for_bit(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
-    convert(
-        tiny.FACTORIES[family](tmp_path / "source", 4),
-        tmp_path / "out",
-        train_length=TRAIN_LENGTH,
-        verify=False,
-        **options,
-    )
+def test_the_trained_length_stays_bit_for_bit(tmp_path: Path, family: str, scaling: str) -> None:
+    scaled(tiny.FACTORIES[family](tmp_path / "source", 4), tmp_path / "out", scaling, 4)
+    value = {**config_of(tmp_path / "out")["alibi_scaling"], "rate": 1.0}
+    edit_json(tmp_path / "out" / "config.json", {"alibi_scaling": value})
     ids, _ = batch(length=TRAIN_LENGTH + 1)
-    scaled, stock = (
-        load(tmp_path / "out", **options)(ids).logits for options in ({}, {"alibi_scaling": None})
-    )
-    assert torch.equal(scaled[:, :-1], stock[:, :-1])
-    assert not torch.equal(scaled[:, -1], stock[:, -1])
+    ours, stock = (load(tmp_path / "out", **options)(ids).logits for options in ({}, {"alibi_scaling": None}))
+    assert torch.equal(ours[:, :-1], stock[:, :-1])
+    assert not torch.equal(ours[:, -1], stock[:, -1])
 
 
 @torch.no_grad()
@@ -301,7 +287,7 @@ def test_pictures_show_the_mean_over_layers(pristine: Pristine, tmp_path: Path) 
     model = read(str(tmp_path / "out"))
     [stock, fitted] = model.variants
     scaling = read_scaling(SCALING)
-    assert isinstance(scaling, Static)
+    assert scaling.static
     assert fitted.label == "fitted, factor 8, mean over layers"
     assert fitted.values == pytest.approx(averaged(scaling).slopes(stock.values))
 
@@ -311,6 +297,6 @@ def test_adopting_a_fine_tuned_model(pristine: Pristine, tmp_path: Path) -> None
     convert(pristine("bloom"), tmp_path / "out", slopes=growing, train_length=64, verify=False)
     trained(load(tmp_path / "out")).save_pretrained(tmp_path / "tuned")
     result = adopt(tmp_path / "tuned")
-    assert isinstance(result.scaling, Dynamic)
+    assert result.scaling.dynamic
     assert result.scaling.to_json() == growing
     assert "--slopes slopes.json" in (tmp_path / "tuned" / "README.md").read_text(encoding="utf-8")

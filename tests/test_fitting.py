@@ -28,7 +28,7 @@ from converter.fitting import descent
 from converter.fitting.descent import Descent, descend
 from converter.fitting.samples import Answered, Prompts, Windows, answers, masked_tokens, next_tokens
 from converter.fitting.trainable import IGNORE, TrainableAlibi, attached, losses, memory
-from converter.scaling.scaling import Dynamic, Static, read_scaling
+from converter.scaling.scaling import Scaling, read_scaling
 from tests import tiny
 from tests.conftest import Refused, RunCli, edit_json
 from tests.dealt import quick
@@ -67,7 +67,7 @@ def test_gradients_are_the_slopes_of_the_reference_s_loss(name: str, tmp_path: P
     ids = tiny.token_ids(2, 40)
     batch = next_tokens(ids) if decoder else masked_tokens(ids, masked_positions(ids), tiny.UNKNOWN)
     form = read_scaling(value)
-    assert isinstance(form, Static | Dynamic)
+    assert form.scaled
     alibi = TrainableAlibi(tuple(model.base_model.alibi.slopes[0]), form, model.device, torch.float64)
     own = model.base_model.alibi
     with attached(model, alibi):
@@ -160,7 +160,7 @@ class Known:
 @pytest.fixture
 def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
     """``down(seen, steps)``: a descent that sees these losses of what it stops by, one after another."""
-    form = Static("fitted", 4.0, exponents=((0.0, 0.0),), temperatures=((0.0, 0.0),))
+    form = Scaling("fitted", 4.0, exponents=((0.0, 0.0),), temperatures=((0.0, 0.0),))
 
     def run(seen: Sequence[Any], steps: int, seconds: float = math.inf) -> Descent:
         given = iter(seen)

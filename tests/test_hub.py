@@ -234,8 +234,8 @@ def resolved(hub: HubServer) -> list[Request]:
 
 GOOD = (
     "-c",
-    "from converter.evaluation.tune import Tuning\nfrom converter.scaling.scaling import Static\n"
-    "Tuning.advice = Static('ntk', 2.0)\nfrom converter.cli import main; main()",
+    "from converter.evaluation.tune import Tuning\nfrom converter.scaling.scaling import Scaling\n"
+    "Tuning.advice = Scaling('ntk', 2.0)\nfrom converter.cli import main; main()",
 )
 """Starts the command line with a ``tune`` to which this scaling seems to help."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from converter import convert, inspect
-from converter.scaling.scaling import Static
+from converter.scaling.scaling import Scaling
 from converter.scaling.slopes import stock_slopes
 from tests import tiny
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
@@ -44,16 +44,16 @@ def test_what_a_checkpoint_is(pristine: Callable[..., Path], run: Callable[..., 
 @pytest.mark.parametrize(
     ("words", "scaling", "at_length"),
     [
-        ("--target-length 192 --train-length 64", Static("ntk", 3.0), None),
-        ("--method ntk --dynamic length --train-length 64 --rate 1.5", Static("ntk", 3.0), 128),
-        ("--scale 4 --method linear", Static("linear", 4.0), None),
+        ("--target-length 192 --train-length 64", Scaling("ntk", 3.0), None),
+        ("--method ntk --dynamic length --train-length 64 --rate 1.5", Scaling("ntk", 3.0), 128),
+        ("--scale 4 --method linear", Scaling("linear", 4.0), None),
     ],
 )
 def test_scaled_slopes_are_shown_beside_the_stock_ones(
     pristine: Callable[..., Path],
     run: Callable[..., Run],
     words: str,
-    scaling: Static,
+    scaling: Scaling,
     at_length: int | None,
 ) -> None:
     slopes = run("inspect", pristine("bloom", num_heads=12), "--json", *words.split()).json["slopes"]
@@ -96,7 +96,7 @@ def test_a_converted_repository(
     assert values["alibi_scaling"] == {"type": "ntk", "factor": 2.0}
     assert values["train_length"] == 64
     assert values["train_length_origin"] == "recorded when it was converted"
-    assert values["slopes"]["scaled"] == pytest.approx(Static("ntk", 2.0).slopes(stock_slopes(4)))
+    assert values["slopes"]["scaled"] == pytest.approx(Scaling("ntk", 2.0).slopes(stock_slopes(4)))
 
 
 def test_bin_files(pristine: Callable[..., Path]) -> None:

@@ -35,7 +35,7 @@ from converter.pictures.per_head import card_figure, card_picture, draw_slopes, 
 from converter.pictures.plotting import curves, plot
 from converter.pictures.positions import Positions, read
 from converter.pictures.style import DPI, LONGEST, MARGIN, MOST_LINES, plain, render
-from converter.scaling.scaling import Dynamic, Scaling, Static
+from converter.scaling.scaling import Scaling
 from converter.scaling.slopes import stock_slopes
 from tests import tiny
 from tests.conftest import Pristine, Refused, RunCli, fingerprint
@@ -75,7 +75,7 @@ def legend_texts(figure: Figure) -> list[str]:
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_slopes_and_spans_of_every_head(heads: int) -> None:
-    drawn = model(heads, Static("ntk", 4.0), Static("linear", 2.0))
+    drawn = model(heads, Scaling("ntk", 4.0), Scaling("linear", 2.0))
     stock = press_slopes(heads)
     expected = {
         "stock": stock,
@@ -110,7 +110,7 @@ def test_slopes_and_spans_of_every_head(heads: int) -> None:
 def test_a_dynamic_scaling_is_shown_where_it_changes_something(
     rate: float, name: str, factors: dict[int, float]
 ) -> None:
-    figure = draw_slopes(model(8, Dynamic("ntk", "position", rate, train_length=100)))
+    figure = draw_slopes(model(8, Scaling("ntk", dynamic="position", rate=rate, train_length=100)))
     found = series(figure.axes[0])
     assert list(found) == ["stock", *(f"{name}, at {tokens} tokens" for tokens in factors)]
     for values, factor in zip(list(found.values())[1:], factors.values(), strict=True):
@@ -119,7 +119,7 @@ def test_a_dynamic_scaling_is_shown_where_it_changes_something(
 
 def test_no_more_lines_than_can_be_told_apart() -> None:
     factors = range(2, 12)
-    figure = draw_slopes(model(8, *(Static("ntk", float(factor)) for factor in factors)))
+    figure = draw_slopes(model(8, *(Scaling("ntk", float(factor)) for factor in factors)))
     assert list(series(figure.axes[0])) == ["stock", *(f"ntk, factor {n}" for n in range(2, 1 + MOST_LINES))]
     assert "The first 8 of 11 lines" in figure.legends[0].get_title().get_text()
     scaled = [(f"ntk, factor {factor}", 0.9 - 0.01 * factor) for factor in factors]
@@ -151,9 +151,9 @@ def test_wavelengths_of_rotary_pairs() -> None:
 def test_the_bias_of_every_query_and_key(
     decoder: bool, form: str, tokens: int, head: int, scale: float
 ) -> None:
-    scaling: Scaling = Static("ntk", 3.0)
+    scaling: Scaling = Scaling("ntk", 3.0)
     if form != "static":
-        scaling = Dynamic("ntk", form, rate=1.5, train_length=8)  # type: ignore[arg-type]
+        scaling = Scaling("ntk", dynamic=form, rate=1.5, train_length=8)  # type: ignore[arg-type]
     drawn = model(6, decoder=decoder, bias_scale=scale)
     offsets = np.arange(-25, 26)
     found = bias_rows(drawn, scaling, head, tokens, np.arange(24), offsets)
@@ -171,7 +171,7 @@ def test_the_bias_of_every_query_and_key(
 
 @pytest.mark.parametrize("decoder", [True, False])
 def test_bias_panels_share_colours_and_mark_the_span(decoder: bool) -> None:
-    scaling = Dynamic("ntk", "length", rate=1.0, train_length=64)
+    scaling = Scaling("ntk", dynamic="length", train_length=64)
     drawn = replace(model(12, scaling, decoder=decoder), train_length=64)
     figure = draw_bias(drawn, scaling, [3, 1])
     panels = [axes for axes in figure.axes if axes.images]
@@ -208,7 +208,7 @@ def test_bias_panels_share_colours_and_mark_the_span(decoder: bool) -> None:
     ],
 )
 def test_by_default_heads_are_chosen_by_their_span(drawn: Positions, heads: list[int]) -> None:
-    scaling = Static("linear", 2.0)
+    scaling = Scaling("linear", 2.0)
     figure = draw_bias(replace(drawn, scalings=[scaling]), scaling)
     shown = [axes.get_ylabel().split("\n")[0] for axes in figure.axes if axes.get_ylabel().endswith("query")]
     assert shown == [f"head {head}" for head in heads]
@@ -382,7 +382,7 @@ def test_hostile_names_are_drawn_as_plain_text(tmp_path: Path) -> None:
 
 def test_nothing_is_cut_off_and_everything_is_seen_on_dark_pages() -> None:
     flat = tuple(2 ** (-16 * (head + 1) / 32) for head in range(32))
-    scaling = Dynamic("by-parts", "position", 1.5, 65536, (8192.0, 32768.0))
+    scaling = Scaling("by-parts", dynamic="position", rate=1.5, train_length=65536, ramp=(8192.0, 32768.0))
     story = Positions("m" * LONGEST, flat, [scaling, replace(scaling, rate=1e-5)], train_length=65536)
     results = Results([measurement(model="m" * LONGEST, scaling="s" * 90)], {})
     for figure in (
@@ -410,9 +410,9 @@ def test_names_that_look_alike_keep_their_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "scaling",
     [
-        Static("linear", 1e300),
-        Dynamic("ntk", "position", rate=1e308, train_length=10**299),
-        Dynamic("linear", "length", rate=1e-308, train_length=1),
+        Scaling("linear", 1e300),
+        Scaling("ntk", dynamic="position", rate=1e308, train_length=10**299),
+        Scaling("linear", dynamic="length", rate=1e-308, train_length=1),
     ],
     ids=str,
 )
@@ -423,7 +423,7 @@ def test_scalings_beyond_sense_are_drawn_too(scaling: Scaling) -> None:
 
 
 def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings() -> None:
-    drawn = model(12, Static("ntk", 2.0))
+    drawn = model(12, Scaling("ntk", 2.0))
 
     def files() -> list[bytes]:
         panels = draw_bias(drawn, drawn.scalings[0], [0])
@@ -443,7 +443,7 @@ def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings() -> N
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_the_cards_picture_is_small(heads: int) -> None:
-    drawn = model(heads, Dynamic("ntk", "length", rate=2.0, train_length=2048))
+    drawn = model(heads, Scaling("ntk", dynamic="length", rate=2.0, train_length=2048))
     content = card_picture(drawn)
     assert len(content) < 60_000
     picture = Image.open(io.BytesIO(content))
@@ -490,8 +490,7 @@ def test_what_is_read_of_a_model(tmp_path: Path, family: str, decoder: bool, sca
         (
             "bloom",
             None,
-            "--methods none,by-parts --scales 2 --ramp 0.125 0.5 --ramp 0.25 0.5 --temperatures 0.2 "
-            "--train-length 64",
+            "--methods none,by-parts --scales 2 --ramp 0.125 0.5 --ramp 0.25 0.5 --train-length 64",
             [
                 *("slopes.png", "span.png"),
                 *(f"bias-by-parts-factor-2-ramp-{low}-to-32-tokens.png" for low in (8, 16)),

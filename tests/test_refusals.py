@@ -49,7 +49,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("bloom", {"scale": 2, "subfolder": ".."}, "not a folder inside MODEL"),
     # Rotary models
     ("llama", {"scale": 2, "method": "ntk-published"}, "rotary 'llama'; give `method` ntk"),
-    ("llama", {"scale": 2, "temperature": 0.2}, "`temperature` belongs to slopes, and the rotary 'llama'"),
     ("llama", {"dynamic": "position"}, "each key is rotated once"),
     ("llama", {"dynamic": "length", "method": "linear"}, "no dynamic linear"),
     ("llama", {"dynamic": "length", "method": "by-parts"}, "no dynamic by-parts"),

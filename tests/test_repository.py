@@ -314,10 +314,10 @@ def test_what_of_the_source_s_card_is_kept(
             ],
         ),
         (
-            DYNAMIC | {"dynamic": "position", "rate": 1.2345678, "temperature": 0.2},
+            DYNAMIC | {"dynamic": "position", "rate": 1.2345678},
             [
-                "./source --dynamic position --rate 1.2345678 --temperature 0.2 --train-length 64 ",
-                "rate 1.2345678 from 64 tokens, ramp 8 to 32 tokens, temperature 0.2 |",
+                "./source --dynamic position --rate 1.2345678 --train-length 64 ",
+                "rate 1.2345678 from 64 tokens, ramp 8 to 32 tokens |",
             ],
         ),
     ],

@@ -25,7 +25,7 @@ from converter.result.converted import ConvertedRepository
 from converter.rotary import settings
 from converter.rotary.models import MODELS, REFUSED
 from converter.scaling.frequencies import METHODS, frequencies, ntk_base, scaled_frequencies, yarn_attention
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
+from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.checkpoint import read_checkpoint
 from converter.verification.check import Check
 from converter.verification.rotary import verify
@@ -137,7 +137,7 @@ def test_transformers_dynamic_with_factor_one_is_this_projects(
         rope_scaling={"rope_type": "dynamic", "factor": 1.0},
     )
     theirs, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=tokens)
-    ours = Dynamic("ntk", "length", rate=rate, train_length=trained)
+    ours = Scaling("ntk", dynamic="length", rate=rate, train_length=trained)
     expected = scaled_frequencies(10_000.0, dim, "ntk", ours.factor_at(tokens))
     assert theirs.double().tolist() == pytest.approx(expected, rel=1e-5)
 
@@ -444,7 +444,7 @@ YARN_64 = {"original_max_position_embeddings": 64}
     [
         *(
             (NTK, wrong, {}, "turns pair")
-            for wrong in (Static("ntk", 2.001), Static("linear", 2.0), UNSCALED)
+            for wrong in (Scaling("ntk", 2.001), Scaling("linear", 2.0), UNSCALED)
         ),
         (NTK, None, {"head_dim": 32}, "has shape"),
         (DYNAMIC, None, {LENGTH: 128}, "at 128 tokens"),

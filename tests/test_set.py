@@ -18,7 +18,7 @@ from converter.errors import Undecided
 from converter.evaluation.scalings import command
 from converter.families.refusals import check_source
 from converter.recipes.overrides import overridden, parse, words
-from converter.scaling.scaling import Static
+from converter.scaling.scaling import Scaling
 from tests import tiny
 from tests.conftest import MakeSource, Pristine, Run, edit_json, fingerprint
 from tests.patched import config_of
@@ -89,7 +89,7 @@ def test_eval_takes_it(undecided: Path, run: Callable[..., Run], tmp_path: Path)
 
 def test_the_command_that_tune_advises() -> None:
     overrides = {"norm_head": True, "fc_type": "torch"}
-    found = command("ada/baichuan", Static("ntk", 2.0), None, {"overrides": overrides})
+    found = command("ada/baichuan", Scaling("ntk", 2.0), None, {"overrides": overrides})
     assert found.endswith(" --out DIR --set norm_head=true --set fc_type=torch")
 
 

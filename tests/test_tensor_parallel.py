@@ -15,7 +15,7 @@ import transformers
 
 from converter import convert
 from tests import forks, tiny
-from tests.patched import FAMILIES, VARIANTS, options_for
+from tests.patched import FAMILIES, VARIANTS, scaled
 
 # JAIS stores its weights as GPT-2 does, and transformers has no way to divide those.
 DIVIDED = [family for family in FAMILIES if family != "jais"]
@@ -29,7 +29,7 @@ def build(
 ) -> Path:
     """A converted checkpoint. Its folder has a name of its own: under it, transformers caches the code."""
     source = tiny.FACTORIES[family](folder / f"{name} source", heads, **{"use_cache": True, **changes})
-    convert(source, folder / name, verify=False, **options_for(scaling, heads))
+    scaled(source, folder / name, scaling, heads)
     return folder / name
 
 

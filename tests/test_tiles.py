@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import AutoModel
 
-from converter import convert
 from templates import ntk_tiles
 from templates.ntk_alibi import stock_slopes
 from templates.ntk_tiles import Tile, needed_tiles
 from tests import tiny
 from tests.dealt import dealt
-from tests.patched import load, options_for
+from tests.patched import load, scaled
 
 Array = NDArray[np.float64]
 
@@ -149,7 +148,7 @@ def watched(
 ) -> tuple[Any, list[Tile]]:
     """A converted encoder, and the tiles that it computes from now on, whatever threads the machine has."""
     source = tiny.ENCODERS[family](folder / "source", 12)
-    convert(source, folder / "out", verify=False, **options_for(scaling, 12))
+    scaled(source, folder / "out", scaling, 12)
     model = load(folder / "out", AutoModel, dtype=dtype)
     module, tiles = tiles_of(model), list[Tile]()
     find = module.needed_tiles

@@ -27,7 +27,7 @@ from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import compare, judge, paired_interval
 from converter.evaluation.tune import Choice, Tuning
 from converter.model import SourceOptions
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
+from converter.scaling.scaling import UNSCALED, Scaling
 from tests import tiny
 from tests.conftest import Pristine, RunCli
 from tests.patched import fitted_scaling
@@ -47,10 +47,9 @@ def test_what_is_tried(trained: int, more: int) -> None:
     target = trained + more
     found = candidates(recipe_of(EXAMPLE), trained, target)
     assert found[0] == UNSCALED
-    assert [each.dynamic for each in found if isinstance(each, Dynamic)] == ["position"] * 5
-    assert [each.temperature for each in found if each.temperature] == [0.2]
+    assert [each.dynamic for each in found if each.dynamic] == ["position"] * 4
     assert len(set(found)) == len(found)
-    factors = [each.factor for each in found if isinstance(each, Static) and each.method == "ntk"]
+    factors = [each.factor for each in found if each.static and each.method == "ntk"]
     assert target / trained in factors
     assert all(1 < factor <= 2 * target / trained for factor in factors)
     lengths = ladder(trained, target)
@@ -60,7 +59,7 @@ def test_what_is_tried(trained: int, more: int) -> None:
 
 def kinds(found: Sequence[Scaling]) -> list[str]:
     """Method and basis of each scaling, repetitions left out."""
-    return list(dict.fromkeys(f"{each.method} {getattr(each, 'dynamic', '')}".strip() for each in found))
+    return list(dict.fromkeys(f"{each.method} {each.dynamic or ''}".strip() for each in found))
 
 
 def test_what_is_tried_depends_on_the_model(tmp_path: Path) -> None:
@@ -80,7 +79,7 @@ ROTARY = {"rope_theta": 1e4, **rotary.SIZES}
 
 
 def test_the_command_says_what_was_asked() -> None:
-    dynamic = Dynamic("ntk", "position", rate=2.0, train_length=256)
+    dynamic = Scaling("ntk", dynamic="position", rate=2.0, train_length=256)
     source: SourceOptions = {"train_length": 256, "revision": "main", "subfolder": "last"}
     words = shlex.split(command("a folder/model", dynamic, 256, source))
     assert words[1] == "a folder/model"
@@ -93,9 +92,9 @@ def test_the_command_says_what_was_asked() -> None:
         ("--subfolder", "last"),
     ):
         assert words[words.index(option) + 1] == value
-    assert "--method" not in command("m", Static("ntk", 2.0), None, {})
-    assert "linear" in command("m", Static("linear", 2.5), None, {})
-    by_parts = command("m", Static("by-parts", 4.0, (16.0, 64.0)), 256, {})
+    assert "--method" not in command("m", Scaling("ntk", 2.0), None, {})
+    assert "linear" in command("m", Scaling("linear", 2.5), None, {})
+    by_parts = command("m", Scaling("by-parts", 4.0, (16.0, 64.0)), 256, {})
     assert by_parts == "ntk-convert m --method by-parts --scale 4 --ramp 0.0625 0.25 --out DIR"
 
 
@@ -186,7 +185,7 @@ def test_a_lost_window_is_worse_and_its_perplexity_infinite() -> None:
 
 # What is printed
 
-B = Static("ntk", 4.0)
+B = Scaling("ntk", 4.0)
 GAIN, EVEN, WORSE = right(30, 3, 67), right(2, 2, 16), right(1, 30, 69)
 NO_GAIN, NO_LOSS, LOSS = right(0, 0, 100), lost(0.0, 40), lost(0.05, 40)
 
@@ -280,7 +279,7 @@ def test_one_half_chooses_and_the_other_judges(run: RunCli, prompts: Path, tmp_p
     words = ("--target-length", 1024, "--prompts", prompts, "--train-length", 256, "--items", 8)
     found = run("tune", EXAMPLE, *words, "--out", out)
     assert found.code == 0, found.err
-    assert "measuring 13 scalings takes about " in found.err
+    assert "measuring 12 scalings takes about " in found.err
     written = json.loads((out / "tuning.json").read_text())
     curve = Results.from_json(json.loads((out / "results.json").read_text()))
     assert curve.settings["items"] == 8

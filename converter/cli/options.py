@@ -113,12 +113,6 @@ trial_options = options(
         metavar="LO HI",
         help="Ramp of by-parts, in parts of the trained length; may be repeated.",
     ),
-    scaling_option(
-        "--temperatures",
-        type=Listed("LIST", float),
-        default="",
-        help="Temperatures of ntk and by-parts, e.g. 0,0.2; 0 by default.",
-    ),
     train_length_option,
 )
 source_option = section("Source")
@@ -161,12 +155,6 @@ scaling_options = options(
         type=(float, float),
         metavar="LO HI",
         help="Spans where by-parts starts to scale, and scales fully, in parts of the trained length.",
-    ),
-    scaling_option(
-        "--temperature",
-        type=float,
-        metavar="C",
-        help="Let scaled heads of by-parts and ntk look more closely at what keys say: 0 (default) to 1.",
     ),
     scaling_option(
         "--slopes",

@@ -44,7 +44,6 @@ def evaluate(
     dynamic: Sequence[Basis] = (),
     rates: Sequence[float] = (),
     ramps: Sequence[Parts] = (),
-    temperatures: Sequence[float] = (),
     lengths: Sequence[int] = (),
     items: int = 50,
     seed: int = 0,
@@ -67,7 +66,6 @@ def evaluate(
         methods: scaling methods to try on each model, each with all ``scales`` (static factors) and all
             ``dynamic`` (each with all ``rates``). Without methods, each model is measured as it is.
         ramps: ramps of ``by-parts`` to try, each in parts of the trained length; by default the model's own.
-        temperatures: temperatures of ``ntk`` and ``by-parts`` to try, each from 0, the default, to 1.
         lengths: tokens of prompts and windows; by default 1, 2 and 4 times the trained length. Tasks with
             ``own_lengths``, such as ``prompts``, ignore them.
         items: most prompts of each length, and most windows of the longest length.
@@ -91,7 +89,7 @@ def evaluate(
         raise UsageError("there is no model to measure; give a folder or a Hub id")
     if items < 1:
         raise UsageError(f"`items` {items} is out of range; give at least 1")
-    requests = trials(methods, scales, dynamic, rates, source.get("train_length"), ramps, temperatures)
+    requests = trials(methods, scales, dynamic, rates, source.get("train_length"), ramps)
     asked = make_tasks(tasks)
     hardware = choose(device, dtype, batch_size)
     files = [Path(path) for path in listed(text)]

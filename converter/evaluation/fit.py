@@ -24,7 +24,7 @@ from converter.fitting.samples import Samples
 from converter.fitting.trainable import TrainableAlibi, memory
 from converter.paths import listed
 from converter.progress import steps as step_bar
-from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Dynamic, Static
+from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Scaling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,7 +49,7 @@ class Fit:
     model: str
     train_length: int
     target_length: int
-    scaling: Static | Dynamic
+    scaling: Scaling
     judged: Sequence[Judged]
     """Up to the target length; then, for a static scaling, within the trained length, where it may harm."""
     looks: Sequence[Look]
@@ -70,7 +70,8 @@ class Fit:
             "judged": [asdict(each) for each in self.judged],
             **self.settings,
         }
-        return {**self.scaling.to_json(), "fitted": {key: finite(value) for key, value in record.items()}}
+        fitted = {key: finite(value) for key, value in record.items()}
+        return {**(self.scaling.to_json() or {}), "fitted": fitted}
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON."""
@@ -197,16 +198,16 @@ def fit(
 
 def _starting_form(
     subject: Subject, trained: int, target: int | None, shared: bool, temperatures: bool
-) -> Static | Dynamic:
+) -> Scaling:
     """The form to fit, static if there is a target; it starts as the stock model, with 0 everywhere."""
     geometry = subject.recipe.geometry
     rows = ((0.0,) * geometry.num_heads,) * (1 if shared else geometry.num_layers)
     more = rows if temperatures else None
-    form: Static | Dynamic = Dynamic(FITTED, "position", 1.0, trained, exponents=rows, temperatures=more)
+    form = Scaling(FITTED, exponents=rows, temperatures=more, dynamic="position", train_length=trained)
     if target is not None:
         if target / trained > LARGEST_FACTOR:
             raise UsageError(f"`target_length` {target} is more than {LARGEST_FACTOR:g} times {trained}")
-        form = Static(FITTED, target / trained, exponents=rows, temperatures=more)
+        form = Scaling(FITTED, target / trained, exponents=rows, temperatures=more)
     subject.recipe.check_scaling(form)
     return form
 
@@ -220,7 +221,7 @@ def _hardware(device: str | None, dtype: str | None, batch_size: int | None) -> 
     return chosen
 
 
-def _announcement(subject: Subject, form: Static | Dynamic, samples: Sequence[Samples], target: int) -> str:
+def _announcement(subject: Subject, form: Scaling, samples: Sequence[Samples], target: int) -> str:
     """What is fitted and the memory that it takes; raises ``UsageError`` if there is not enough."""
     model = subject.scaled(UNSCALED)
     assert form.exponents is not None

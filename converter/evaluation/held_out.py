@@ -22,7 +22,7 @@ from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.task import Item, Task
 from converter.fitting.samples import Answered, Prompts, Samples, Windows
 from converter.fitting.trainable import Batch, row_losses
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
+from converter.scaling.scaling import UNSCALED, Scaling
 from converter.texts import read_windows
 
 TOKENS_PER_STEP = 8192
@@ -74,7 +74,7 @@ def samples_of(
     subject: Subject,
     files: Sequence[Path],
     prompts: Sequence[Task],
-    form: Static | Dynamic,
+    form: Scaling,
     trained: int,
     target: int,
     seed: int,
@@ -89,13 +89,13 @@ def samples_of(
         windows = windows[rng.permutation(len(windows))]
         parts = windows[judge + stop :], windows[judge : judge + stop], windows[:judge]
         # With a position-dynamic form, no slope changes up to the trained length.
-        lengths = ladder(trained, target)[0 if isinstance(form, Static) else 1 :]
+        lengths = ladder(trained, target)[0 if form.static else 1 :]
         found.append(Windows(*parts, lengths, rows_of(subject.hardware), subject.mask))
     if prompts:
         lengths, count = ladder(trained, target), MOST_TOKENS // target
         drawn = [task.items(subject.tokenizer, lengths, count, seed) for task in prompts]
         items = [item for by_length in drawn for each in by_length.values() for item in each]
-        shortest = 0 if isinstance(form, Static) else trained
+        shortest = 0 if form.static else trained
         cases = answered(subject.tokenizer, items, shortest, target)
         cases = [cases[index] for index in rng.permutation(len(cases))]
         far, near = _split(cases, trained)
@@ -181,7 +181,7 @@ def judging(samples: Sequence[Samples], trained: int, *, static: bool) -> list[t
 
 def judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, trained: int) -> list[Judged]:
     """Runs both slopes as the converted model would, on what took no part in the fit."""
-    parts = judging(samples, trained, static=isinstance(scaling, Static))
+    parts = judging(samples, trained, static=scaling.static)
     batches = [each.kept(items) for each, items in parts]
     before, after = (
         [row_losses(subject.scaled(wanted), each) for each in batches] for wanted in (UNSCALED, scaling)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,10 @@ from converter.model import SourceOptions
 from converter.recipes import Recipe
 from converter.recipes.overrides import words
 from converter.scaling.request import BY_PARTS, Parts, Request, command_line, request_for
-from converter.scaling.scaling import TEMPERED, UNSCALED, Basis, Dynamic, Method, Scaling, Static
+from converter.scaling.scaling import UNSCALED, Basis, Method, Scaling
 
 RATES = (1.0, 2.0)
 """Rates of the dynamic scalings that ``tune`` tries."""
-TEMPERATURE = 0.2
-"""Of the dynamic scaling that ``tune`` tries with one: the largest that raised the perplexity of small models
-by less than 0.1 % (examples/evidence/README.md)."""
 
 
 def trials(
@@ -29,13 +25,11 @@ def trials(
     rates: Sequence[float] = (),
     train_length: int | None = None,
     ramps: Sequence[Parts] = (),
-    temperatures: Sequence[float] = (),
 ) -> list[Request]:
     """Every method with every scale, and with every dynamic form and rate; ``none`` comes first, and once.
 
     Without ``rates`` the dynamic forms have rate 1, and without ``ramps`` by-parts has the model's own ramp.
-    Temperatures are combined with ntk and by-parts only. Raises ``UsageError`` for a method without a
-    strength, or a strength without a method.
+    Raises ``UsageError`` for a method without a strength, or a strength without a method.
     """
     scaling = [method for method in dict.fromkeys(methods) if method != "none"]
     if rates and not dynamic:
@@ -47,16 +41,10 @@ def trials(
         raise UsageError(f"{given} needs a method that scales; add e.g. `methods` ntk")
     if ramps and BY_PARTS not in methods:
         raise UsageError("`ramps` belongs to by-parts; add `methods` by-parts, or drop `ramps`")
-    if temperatures and not set(methods) & set(TEMPERED):
-        raise UsageError(
-            "`temperatures` belongs to ntk and by-parts; add `methods` by-parts, or drop `temperatures`"
-        )
     found = [Request("none", train_length=train_length)] if "none" in methods else []
     for method in scaling:
-        own_ramps = dict.fromkeys(ramps) if ramps and method == BY_PARTS else (None,)
-        own_temperatures = dict.fromkeys(temperatures) if temperatures and method in TEMPERED else (None,)
-        for ramp, temperature in itertools.product(own_ramps, own_temperatures):
-            more: dict[str, Any] = {"train_length": train_length, "ramp": ramp, "temperature": temperature}
+        for ramp in dict.fromkeys(ramps) if ramps and method == BY_PARTS else (None,):
+            more: dict[str, Any] = {"train_length": train_length, "ramp": ramp}
             found += [Request(method, scale=scale, **more) for scale in dict.fromkeys(scales)]
             found += [
                 Request(method, dynamic=basis, rate=rate, **more)
@@ -69,9 +57,9 @@ def trials(
 def candidates(recipe: Recipe, trained: int, target: int) -> list[Scaling]:
     """The scalings to try, without those that the model cannot compute; milder ones come first.
 
-    With r = target / trained, they are: none; position-dynamic by-parts and ntk with rates 1 and 2, and
-    by-parts with rate 1 and a temperature; ntk with factors r / 2, r and 2 r, since on published and small
-    models factors above and below r were best; by-parts with r and 2 r; linear with r / 2 and r.
+    With r = target / trained, they are: none; position-dynamic by-parts and ntk with rates 1 and 2; ntk with
+    factors r / 2, r and 2 r, since on published and small models factors above and below r were best;
+    by-parts with r and 2 r; linear with r / 2 and r.
     Length-dynamic scalings are tried for encoders, and for models without position-dynamic ones (rotary
     models). In other decoders they would change the scaling of text already read while the model generates,
     and small models retrieved no more with them.
@@ -89,15 +77,17 @@ def candidates(recipe: Recipe, trained: int, target: int) -> list[Scaling]:
     start, end = recipe.defaults.ramp
     ramp = (start * trained, end * trained)
     by_position = [
-        *(Dynamic("by-parts", "position", rate, trained, ramp) for rate in RATES),
-        Dynamic("by-parts", "position", 1.0, trained, ramp, temperature=TEMPERATURE),
-        *(Dynamic("ntk", "position", rate, trained) for rate in RATES),
+        *(
+            Scaling("by-parts", dynamic="position", rate=rate, train_length=trained, ramp=ramp)
+            for rate in RATES
+        ),
+        *(Scaling("ntk", dynamic="position", rate=rate, train_length=trained) for rate in RATES),
     ]
     by_length = [replace(scaling, dynamic="length") for scaling in by_position]
     static = [
-        *(Static("ntk", factor) for factor in factors),
-        *(Static("by-parts", factor, ramp) for factor in factors[-2:]),
-        *(Static("linear", factor) for factor in factors[:-1]),
+        *(Scaling("ntk", factor) for factor in factors),
+        *(Scaling("by-parts", factor, ramp) for factor in factors[-2:]),
+        *(Scaling("linear", factor) for factor in factors[:-1]),
     ]
     dynamic = list(filter(possible, by_position))
     if not recipe.decoder or not dynamic:

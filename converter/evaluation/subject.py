@@ -32,7 +32,7 @@ from converter.recipes.words import auto_class
 from converter.result.converted import ConvertedRepository, open_converted
 from converter.result.repository import small_files
 from converter.scaling.request import Request, TrainLength, request_for
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
+from converter.scaling.scaling import UNSCALED, Scaling
 from converter.scaling.slopes import Slopes
 from converter.source.checkpoint import read_checkpoint
 from converter.source.open import open_folder
@@ -132,7 +132,7 @@ class Subject:
     @property
     def hardware(self) -> Hardware:
         """How to run the model that is loaded."""
-        dynamic = self._loaded is not None and isinstance(self._loaded[0], Dynamic)
+        dynamic = self._loaded is not None and self._loaded[0].dynamic
         if self.patched is None and dynamic:
             # transformers gives all rows of a batch the base for the longest row.
             return replace(self.machine, batch_size=1)

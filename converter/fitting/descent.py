@@ -19,7 +19,7 @@ import torch
 from converter.fitting.samples import Samples
 from converter.fitting.trainable import TrainableAlibi, attached, losses, row_losses
 from converter.progress import Advance
-from converter.scaling.scaling import Dynamic, Static
+from converter.scaling.scaling import Scaling
 
 RATE = 0.05
 """Adam's learning rate, in exponents."""
@@ -41,7 +41,7 @@ class Look:
     """What the samples to stop by said after some steps."""
 
     step: int
-    scaling: Static | Dynamic
+    scaling: Scaling
     losses: tuple[float, ...]
     """The mean loss of each kind of samples, in nats per predicted token."""
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from converter.scaling.scaling import EXPONENTS, TEMPERATURES, Dynamic, Static
+from converter.scaling.scaling import EXPONENTS, TEMPERATURES, Scaling
 from converter.scaling.slopes import Exponents, Slopes
 
 IGNORE = -100
@@ -50,10 +50,10 @@ class TrainableAlibi:
     """
 
     def __init__(
-        self, stock: Slopes, form: Static | Dynamic, device: torch.device, dtype: torch.dtype = torch.float32
+        self, stock: Slopes, form: Scaling, device: torch.device, dtype: torch.dtype = torch.float32
     ) -> None:
         self.form = form
-        self.dynamic = form.dynamic if isinstance(form, Dynamic) else None
+        self.dynamic = form.dynamic or None
         options: dict[str, Any] = {"dtype": dtype, "device": device, "requires_grad": True}
         self.exponents = torch.tensor(form.exponents, **options)
         """[1 or layers, heads]."""
@@ -72,7 +72,7 @@ class TrainableAlibi:
     def _powers(self, numbers: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The factor a to the power of ``numbers`` [rows, H]: [rows, 1, H, 1] or [rows, B or 1, H, T]."""
         power = numbers[:, None, :, None]
-        if isinstance(self.form, Static):
+        if self.form.static:
             return self.form.factor**power
         tokens = (positions + 1).to(power.dtype)
         factor = (self.form.rate * tokens / self.form.train_length).clamp(min=1.0)
@@ -100,7 +100,7 @@ class TrainableAlibi:
         if self.temperatures is not None:
             self.temperatures.clamp_(*TEMPERATURES)
 
-    def scaling(self) -> Static | Dynamic:
+    def scaling(self) -> Scaling:
         """The scaling with the numbers as they are now, rounded to ``DIGITS``."""
         temperatures = None if self.temperatures is None else _rounded(self.temperatures)
         return replace(self.form, exponents=_rounded(self.exponents), temperatures=temperatures)

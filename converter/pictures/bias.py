@@ -18,7 +18,7 @@ from converter.errors import UsageError
 from converter.pictures.per_head import spans
 from converter.pictures.positions import Positions, dynamic_lengths
 from converter.pictures.style import HEADING, plain, styled
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
+from converter.scaling.scaling import UNSCALED, Scaling
 from converter.scaling.slopes import NATS
 
 POINTS = 256
@@ -46,7 +46,7 @@ def query_slopes(
     drawn: Positions, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """The slope of each query of a row, times the model's factor on the bias; float64 [N], as positions."""
-    if not (isinstance(scaling, Dynamic) and scaling.dynamic == "position"):
+    if scaling.dynamic != "position":
         slope = drawn.slopes_at(scaling, tokens)[head]
         return np.full(len(positions), drawn.bias_scale * slope)
     slopes = [drawn.slopes_at(scaling, int(position) + 1)[head] for position in positions]
@@ -147,7 +147,7 @@ def _draw(
 
 def _panels(drawn: Positions, scaling: Scaling) -> list[Panel]:
     """The panels for stock and for ``scaling``."""
-    if not isinstance(scaling, Dynamic):
+    if not scaling.dynamic:
         # If the trained length is not known, use the span of the flattest head.
         trained = drawn.train_length or max(spans(drawn.stock, drawn.bias_scale, NATS))
         tokens = math.ceil(min(scaling.factor_at(0) * trained, LONGEST))

@@ -45,7 +45,6 @@ def plot(
     dynamic: Sequence[Basis] = (),
     rates: Sequence[float] = (),
     ramps: Sequence[Parts] = (),
-    temperatures: Sequence[float] = (),
     heads: Sequence[int] | None = None,
     nats: float | None = None,
     form: Format = "png",
@@ -61,7 +60,6 @@ def plot(
             factors) and all ``dynamic`` (each with all ``rates``); ntk if there is only a strength. Without
             any of these, a converted repository shows its own scaling.
         ramps: ramps of ``by-parts`` to show, each in parts of the trained length.
-        temperatures: temperatures of ``ntk`` and ``by-parts`` to show, from 0 to 1.
         heads: for a model, the heads whose bias is drawn, from 0; by default those that see about 1/16, 1/4
             and all of the trained length.
         nats: for a model, the bias in nats at which a head's span ends; 5 by default.
@@ -90,7 +88,6 @@ def plot(
         "dynamic": dynamic,
         "rates": rates,
         "ramps": ramps,
-        "temperatures": temperatures,
     }
     place = check_folder(out, overwrite=overwrite)
     if isinstance(subject, Results) or Path(subject).is_file():

@@ -10,7 +10,7 @@ from converter.config import LONGEST, Config
 from converter.model import Model, open_model
 from converter.recipes import AlibiRecipe
 from converter.scaling.request import Request
-from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, rows, short_names
+from converter.scaling.scaling import Scaling, averaged, rows, short_names
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,7 +68,7 @@ class Positions:
         """Stock first; a dynamic scaling has one variant for each of its ``dynamic_lengths``."""
         found = [Variant(STOCK, self.stock, self.train_length)]
         for scaling, label in self.labels.items():
-            if not isinstance(scaling, Dynamic):
+            if not scaling.dynamic:
                 factor = scaling.factor_at(0)
                 tokens = None if self.train_length is None else min(factor * self.train_length, LONGEST)
                 found.append(Variant(label, self.slopes_at(scaling, 0), tokens))
@@ -90,7 +90,7 @@ class Positions:
         return None if longest == self.train_length else longest
 
 
-def dynamic_lengths(scaling: Dynamic) -> list[int]:
+def dynamic_lengths(scaling: Scaling) -> list[int]:
     """The lengths in tokens at which a dynamic scaling is shown: where it changes something, if it does."""
     lengths = [min(multiple * scaling.train_length, LONGEST) for multiple in MULTIPLES]
     return [length for length in lengths if scaling.factor_at(length) > 1] or lengths[-1:]
@@ -115,7 +115,7 @@ def describe(model: Model, stored: Config, scalings: Sequence[Scaling]) -> Posit
     return Positions(
         name=model.name,
         stock=recipe.stock(stored),
-        scalings=[scaling for scaling in dict.fromkeys(scalings) if not isinstance(scaling, Unscaled)],
+        scalings=[scaling for scaling in dict.fromkeys(scalings) if scaling.scaled],
         train_length=None if train_length is None else min(train_length, LONGEST),
         decoder=recipe.decoder,
         rotary=recipe.positions == "rotary",

@@ -18,16 +18,7 @@ from converter.families.family import UNREAD
 from converter.families.refusals import check_source
 from converter.recipes.words import Words, alibi_words
 from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength, recorded_length
-from converter.scaling.scaling import (
-    DYNAMIC_REACH,
-    Dynamic,
-    Scaling,
-    Static,
-    Unscaled,
-    read_scaling,
-    rows,
-    stretched,
-)
+from converter.scaling.scaling import DYNAMIC_REACH, Scaling, read_scaling, rows, stretched
 from converter.scaling.slopes import NATS, SEEN, Slopes, longest_row, span_of
 from converter.source.checkpoint import Checkpoint, Tensor
 from converter.source.source import Source
@@ -149,11 +140,11 @@ class AlibiRecipe:
         For a dynamic scaling this is its factor at the trained length, or 2. A slope that is as flat in the
         stock model is no reason.
         """
-        if isinstance(scaling, Unscaled):
+        if not scaling.scaled:
             return
-        static, layers, stock = isinstance(scaling, Static), rows(scaling), self.stock({})
-        strength = scaling.factor if isinstance(scaling, Static) else max(2.0, scaling.rate)
-        form = Static(scaling.method, strength, scaling.ramp, scaling.exponents)
+        static, layers, stock = scaling.static, rows(scaling), self.stock({})
+        strength = scaling.factor if scaling.static else max(2.0, scaling.rate)
+        form = Scaling(scaling.method, strength, scaling.ramp, scaling.exponents)
         flattest = SEEN / span_of(longest_row(self.family.kind, layers)) / self._bias_scale
         largest = min(
             (
@@ -193,11 +184,11 @@ class AlibiRecipe:
         """
         own = self.config.get(self.family.length_hint or "")
         own = own if is_count(own, LONGEST) else None
-        if self.converted and not self.decoder and not isinstance(scaling, Unscaled):
+        if self.converted and not self.decoder and scaling.scaled:
             return own
-        if isinstance(scaling, Dynamic) and not self.decoder:
+        if scaling.dynamic and not self.decoder:
             reach = DYNAMIC_REACH * scaling.train_length
-        elif isinstance(scaling, Static) and (trained := train_length or own):
+        elif scaling.static and (trained := train_length or own):
             reach = round(trained * scaling.factor)
         else:
             return None

@@ -15,7 +15,7 @@ from converter.rotary import settings
 from converter.rotary.settings import Change, Rotary
 from converter.scaling.frequencies import Frequencies
 from converter.scaling.request import NTK, Defaults, TrainLength, recorded_length
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, read_scaling
+from converter.scaling.scaling import UNSCALED, Scaling, read_scaling
 from converter.source.checkpoint import Checkpoint
 from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer
@@ -144,7 +144,7 @@ class RotaryRecipe:
             kind="rotary",
             scaled=f"rotary positions {how}; {self.change(scaling)}{length}",
             differs="`config.json` differs",
-            notes=NOTES + DYNAMIC_NOTES * isinstance(scaling, Dynamic),
+            notes=NOTES + DYNAMIC_NOTES * bool(scaling.dynamic),
             auto_class=auto_class(config),
             task=task(config),
             tags=("rope", "ntk-rope"),

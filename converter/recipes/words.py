@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from converter.config import Config
 from converter.families import Family
 from converter.families.family import TASKS
-from converter.scaling.scaling import Scaling, Unscaled
+from converter.scaling.scaling import Scaling
 
 TAGS = ("alibi", "ntk-alibi", "custom_code")
 TRUST = "Loading needs `trust_remote_code=True` and fails without it. "
@@ -45,9 +45,7 @@ class Words:
 def alibi_words(family: Family, scaling: Scaling, config: Config) -> Words:
     """The texts for scaled ALiBi slopes; ``config`` is the result's."""
     stock_class = config["architectures"][0].removeprefix("Ntk")
-    how = (
-        f"scaled for longer contexts: {scaling}" if not isinstance(scaling, Unscaled) else "not scaled at all"
-    )
+    how = f"scaled for longer contexts: {scaling}" if scaling.scaled else "not scaled at all"
     return Words(
         kind="ALiBi",
         scaled=f"ALiBi slopes {how}",

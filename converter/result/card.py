@@ -16,7 +16,7 @@ from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe
 from converter.recipes.words import Words
 from converter.result.converted import ConvertedRepository
-from converter.scaling.scaling import DYNAMIC_REACH, Dynamic, Unscaled
+from converter.scaling.scaling import DYNAMIC_REACH
 from converter.source.hub import is_repo_id
 from converter.source.source import CARD, Source
 from converter.source.tokenizer import Tokenizer
@@ -209,7 +209,7 @@ def describe(
     import yaml
 
     scaling = repository.scaling
-    scaled, alibi = not isinstance(scaling, Unscaled), isinstance(repository.recipe, AlibiRecipe)
+    scaled, alibi = scaling.scaled, isinstance(repository.recipe, AlibiRecipe)
     limit = _input_limit(repository)
     embeds, pooling = sentence_encoder, ""
     if embeds is None:  # then sentence-transformers takes the mean of an encoder's hidden states
@@ -425,9 +425,9 @@ def _serve_with_vllm(repository: ConvertedRepository, place: str) -> str:
     if name.endswith(UNSERVED):
         return REFUSED.format(why=f"the plugin of ntk-convert has no `{name}`")
     scaling = repository.scaling
-    if repository.decoder and isinstance(scaling, Dynamic) and scaling.dynamic == "length":
+    if repository.decoder and scaling.dynamic == "length":
         return REFUSED.format(why=LENGTH_DYNAMIC)
-    factor = DYNAMIC_REACH if isinstance(scaling, Dynamic) else scaling.factor_at(0)
+    factor = DYNAMIC_REACH if scaling.dynamic else scaling.factor_at(0)
     length = _input_limit(repository) or round((repository.train_length or TRAINED) * factor)
     return SERVE.format(command=_serve_command(place), length=length)
 

@@ -17,7 +17,7 @@ from converter.families.refusals import check_merged
 from converter.families.templates import templates_folder
 from converter.recipes import AlibiRecipe, Recipe
 from converter.result.repository import small_files
-from converter.scaling.scaling import Dynamic, Scaling
+from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.open import open_folder
 from converter.source.remote_code import check_references
@@ -85,7 +85,7 @@ class ConvertedRepository:
         provenance = read_provenance(self.config)
         recorded = None if provenance is None else provenance.train_length
         scaling = self.scaling
-        return scaling.train_length if recorded is None and isinstance(scaling, Dynamic) else recorded
+        return scaling.train_length if recorded is None and scaling.dynamic else recorded
 
     @property
     def source(self) -> str | None:

@@ -23,7 +23,7 @@ from converter.scaling.frequencies import (
     scaled_frequencies,
     yarn_attention,
 )
-from converter.scaling.scaling import FITTED, Dynamic, Scaling, Static, number_text
+from converter.scaling.scaling import FITTED, Scaling, number_text
 from converter.scaling.slopes import Ramp
 
 LENGTH, SCALING, PARAMETERS = "max_position_embeddings", "rope_scaling", "rope_parameters"
@@ -182,17 +182,12 @@ def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
             f"`method` {method} scales slopes only and cannot scale the rotary {model_type!r}; "
             "give `method` ntk"
         )
-    if scaling.temperature:
-        return (
-            f"`temperature` belongs to slopes, and the rotary {model_type!r} has none; drop it "
-            "(`method` by-parts, which is YaRN, has its own)"
-        )
     if method == "ntk" and rotary.dim == 2:
         return (
             "the model rotates a single pair of channels, whose frequency does not depend on the base; "
             "give `method` linear"
         )
-    if isinstance(scaling, Dynamic):
+    if scaling.dynamic:
         return _dynamic_problem(model_type, reads, scaling)
     if method == "ntk":
         growth = rotary.dim / (rotary.dim - 2) * math.log(scaling.factor_at(0))
@@ -216,7 +211,7 @@ def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
     return None
 
 
-def _dynamic_problem(model_type: str, reads: Sequence[str], scaling: Dynamic) -> str | None:
+def _dynamic_problem(model_type: str, reads: Sequence[str], scaling: Scaling) -> str | None:
     if scaling.method in ("linear", "by-parts"):
         return (
             f"transformers has no dynamic {scaling.method} scaling for rotary models such as {model_type!r}; "
@@ -259,7 +254,7 @@ def scaled_config(
     elif made.divisor > 1:
         rope_scaling = _rope_scaling(rotary.model, "linear", made.divisor)
     trained = train_length or rotary.max_length
-    if isinstance(scaling, Static) and trained is not None:
+    if scaling.static and trained is not None:
         length = max(round(min(trained * scaling.factor, LONGEST)), rotary.max_length or 0)
 
     # Some configs have the base under a second name too; both must agree.
@@ -278,7 +273,7 @@ def scaled_config(
 
 def change(rotary: Rotary, scaling: Scaling) -> Change:
     """What ``scaled_config`` changes, in numbers."""
-    ntk = scaling.method == "ntk" and isinstance(scaling, Static)
+    ntk = scaling.method == "ntk" and scaling.static
     return Change(
         channels=rotary.dim,
         base=rotary.base,
@@ -286,7 +281,7 @@ def change(rotary: Rotary, scaling: Scaling) -> Change:
         divisor=scaling.factor_at(0) if scaling.method in ("linear", "by-parts") else 1.0,
         ramp=scaling.ramp,
         attention=1.0 if scaling.ramp is None else yarn_attention(scaling.factor_at(0)),
-        dynamic_from=round(scaling.train_length / scaling.rate) if isinstance(scaling, Dynamic) else None,
+        dynamic_from=round(scaling.train_length / scaling.rate) if scaling.dynamic else None,
         scaling=scaling.to_json(),
     )
 

@@ -7,20 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from converter.config import LONGEST, Config, is_count, is_number, read_provenance
+from converter.config import LONGEST, Config, is_number, read_provenance
 from converter.errors import UsageError
 from converter.scaling.scaling import (
     BASES,
+    LIMITS,
     METHODS,
-    TEMPERED,
     UNSCALED,
     Basis,
-    Dynamic,
     Method,
     Scaling,
-    Static,
-    Unscaled,
-    is_temperature,
     number_text,
     typed,
 )
@@ -81,13 +77,13 @@ class GivenSlopes:
 
     name: str
     """Of the file, without its folder."""
-    scaling: Static | Dynamic
+    scaling: Scaling
     record: Any = field(default=None, compare=False)
     """Notes on how they were found, as JSON."""
 
     def to_json(self) -> dict[str, Any]:
         """The content of a file of fitted slopes."""
-        return {**self.scaling.to_json(), **({} if self.record is None else {RECORD: self.record})}
+        return {**(self.scaling.to_json() or {}), **({} if self.record is None else {RECORD: self.record})}
 
 
 class ScalingOptions(TypedDict, total=False):
@@ -113,11 +109,8 @@ class ScalingOptions(TypedDict, total=False):
     ramp: Parts | None
     """Start and end of the ramp of ``by-parts``, in parts of the trained length; by default 1/8 and 1/2, or
     for rotary models 1/32 and 1."""
-    temperature: float | None
-    """C of ``by-parts`` and ``ntk``, from 0 to 1: the content of queries is multiplied by a^(C * t), where t
-    is the exponent of the head. 0, the default, leaves it as it is."""
     slopes: str | Path | Mapping[str, Any] | None
-    """A JSON file of fitted slopes, or its content, instead of the seven options above."""
+    """A JSON file of fitted slopes, or its content, instead of the six options above."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +130,6 @@ class Request:
     train_length: int | None = None
     ramp: Parts | None = None
     """Of ``by-parts``; None for the model's default."""
-    temperature: float | None = None
-    """Of ``by-parts`` and ``ntk``; None for 0."""
     slopes: GivenSlopes | None = None
     """Fitted slopes, instead of a method and its strength."""
 
@@ -172,24 +163,17 @@ class Request:
         self._check_ranges()
 
     def _check_ranges(self) -> None:
-        if self.scale is not None and (not is_number(self.scale) or not 1 <= self.scale <= LONGEST):
-            raise UsageError(
-                f"`scale` {typed(self.scale)} is out of range; give a number from 1 to {LONGEST}"
-            )
-        if self.rate is not None and (not is_number(self.rate) or not 0 < self.rate <= LONGEST):
-            raise UsageError(
-                f"`rate` {typed(self.rate)} is out of range; give a number above 0, usually 1 to 2, "
-                f"and at most {LONGEST}"
-            )
+        for name, key in (
+            ("scale", "factor"),
+            ("rate", "rate"),
+            ("target_length", "train_seq_len"),
+            ("train_length", "train_seq_len"),
+        ):
+            value, (fits, expected) = getattr(self, name), LIMITS[key]
+            if value is not None and not fits(value):
+                raise UsageError(f"`{name}` {typed(value)} is out of range; give {expected}")
         if self.ramp is not None:
             self._check_ramp(self.ramp)
-        if self.temperature is not None:
-            self._check_temperature(self.temperature)
-        for name, length in (("`target_length`", self.target_length), ("`train_length`", self.train_length)):
-            if length is not None and not is_count(length, LONGEST):
-                raise UsageError(
-                    f"{name} {length} is out of range; give a number of tokens, from 1 to {LONGEST}"
-                )
 
     def _check_alone(self) -> None:
         others = {
@@ -197,7 +181,6 @@ class Request:
             **{name: value is not None for name, value in self._strengths.items()},
             "`rate`": self.rate is not None,
             "`ramp`": self.ramp is not None,
-            "`temperature`": self.temperature is not None,
         }
         for name in (name for name, given in others.items() if given):
             raise UsageError(f"`slopes` cannot be combined with {name}; drop one of them")
@@ -210,17 +193,6 @@ class Request:
             raise UsageError(
                 f"`ramp` {' '.join(map(typed, ramp))} is not a ramp; give two parts of the trained length, "
                 f"from {1 / LONGEST:.2g} to {LONGEST:.2g} and the smaller first"
-            )
-
-    def _check_temperature(self, temperature: float) -> None:
-        if self.method not in (None, *TEMPERED):
-            raise UsageError(
-                f"`temperature` needs `method` {' or '.join(TEMPERED)}; give one of the two, or drop it"
-            )
-        if not is_temperature(temperature):
-            raise UsageError(
-                f"`temperature` {typed(temperature)} is out of range; give a number from 0 to 1, "
-                "usually 0.1 to 0.3"
             )
 
     @property
@@ -236,8 +208,7 @@ class Request:
     @property
     def asked(self) -> bool:
         """Whether the user gave any option other than a trained length."""
-        given = (self.method, self.rate, self.temperature)
-        return not self.by_default or any(value is not None for value in given)
+        return not self.by_default or self.method is not None or self.rate is not None
 
     @property
     def words(self) -> list[str]:
@@ -248,7 +219,6 @@ class Request:
             "--target-length": self.target_length,
             "--dynamic": self.dynamic,
             "--rate": None if self.rate is None else number_text(self.rate),
-            "--temperature": number_text(self.temperature) if self.temperature else None,
             "--train-length": self.train_length,
             "--slopes": None if self.slopes is None else self.slopes.name,
         }
@@ -282,9 +252,8 @@ class Request:
             length = self._needed(trained, name, option)
             start, end = self.ramp or defaults.ramp
             ramp = (start * length, end * length)
-        more: dict[str, Any] = {"ramp": ramp, "temperature": float(self.temperature or 0.0)}
         if self.scale is not None:
-            return Static(method, float(self.scale), **more)
+            return Scaling(method, float(self.scale), ramp)
         if self.target_length is not None:
             length = self._needed(trained, name, "`target_length`")
             if self.target_length < length:
@@ -292,7 +261,7 @@ class Request:
                     f"`target_length` {self.target_length} is below the trained length {length}; "
                     "no scaling is needed up to there, so give a longer one"
                 )
-            return Static(method, self.target_length / length, **more)
+            return Scaling(method, self.target_length / length, ramp)
         basis = self.dynamic or defaults.dynamic
         if basis is None:
             raise UsageError(
@@ -300,11 +269,12 @@ class Request:
             )
         option = "`dynamic`" if self.dynamic else _BY_DEFAULT
         rate = 1.0 if self.rate is None else float(self.rate)
-        return Dynamic(method, basis, rate, self._needed(trained, name, option), **more)
+        length = self._needed(trained, name, option)
+        return Scaling(method, ramp=ramp, dynamic=basis, rate=rate, train_length=length)
 
     def _given(self, slopes: GivenSlopes, trained: TrainLength) -> Scaling:
         scaling = slopes.scaling
-        if isinstance(scaling, Dynamic) and trained.tokens not in (None, scaling.train_length):
+        if scaling.dynamic and trained.tokens not in (None, scaling.train_length):
             raise UsageError(
                 f"{slopes.name} grows from {scaling.train_length} tokens, but the trained length is "
                 f"{trained.tokens}; take slopes that were made for this model, or give `train_length`"
@@ -326,16 +296,16 @@ def request_for(scaling: Scaling, trained: int | None, *, told: bool = True) -> 
     ``told`` says whether the request names that length, since the checkpoint does not tell it.
     """
     length = trained if told else None
-    if isinstance(scaling, Unscaled):
+    if not scaling.scaled:
         return Request("none", train_length=length)
-    if scaling.exponents is not None:
+    if scaling.exponents is not None or scaling.temperature:  # no option gives the latter
         return Request(train_length=length, slopes=GivenSlopes(SLOPES_FILE, scaling))
-    more: dict[str, Any] = {"train_length": length, "temperature": scaling.temperature or None}
+    ramp = None
     if scaling.ramp is not None and trained is not None:
-        more["ramp"] = (scaling.ramp[0] / trained, scaling.ramp[1] / trained)
-    if isinstance(scaling, Static):
-        return Request(scaling.method, scale=scaling.factor, **more)
-    return Request(scaling.method, dynamic=scaling.dynamic, rate=scaling.rate, **more)
+        ramp = (scaling.ramp[0] / trained, scaling.ramp[1] / trained)
+    if scaling.static:
+        return Request(scaling.method, scale=scaling.factor, train_length=length, ramp=ramp)
+    return Request(scaling.method, dynamic=scaling.dynamic, rate=scaling.rate, train_length=length, ramp=ramp)
 
 
 def command_line(

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from converter.config import LONGEST, is_count, is_number
 from converter.errors import SourceError
@@ -43,37 +43,16 @@ def typed(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Unscaled:
-    """The slopes or frequencies as trained."""
+class Scaling:
+    """What a model computes: its slopes or frequencies as trained, or scaled.
 
-    method: ClassVar[Method] = "none"
-    ramp: ClassVar[Ramp | None] = None
-    exponents: ClassVar[Exponents | None] = None
-    temperatures: ClassVar[Exponents | None] = None
-    temperature: ClassVar[float] = 0.0
+    The scale factor a is the same at every length (static), or it grows with the tokens (dynamic):
+    a = max(1, rate * tokens / train_length). ``read_scaling`` and ``Request`` check what users give.
+    """
 
-    def factor_at(self, tokens: int) -> float:  # noqa: ARG002 -- the same signature as the other kinds
-        """The scale factor a: 1."""
-        return 1.0
-
-    def slopes(self, stock: Slopes, tokens: int = 0, layer: int = 0) -> Slopes:  # noqa: ARG002
-        """The stock slopes."""
-        return stock
-
-    def to_json(self) -> None:
-        """The value of ``alibi_scaling``."""
-
-    def __str__(self) -> str:
-        return "none"
-
-
-@dataclass(frozen=True)
-class Static:
-    """The same factor at every length."""
-
-    method: Method
-    factor: float
-    """Scale factor a >= 1, no unit."""
+    method: Method = "none"
+    factor: float = 1.0
+    """Of a static scaling: the scale factor a >= 1, no unit."""
     ramp: Ramp | None = None
     """Of ``by-parts``; None for other methods."""
     exponents: Exponents | None = None
@@ -82,63 +61,75 @@ class Static:
     """Of ``fitted``, in as many rows as the exponents; None if it has none."""
     temperature: float = 0.0
     """C of ``ntk`` and ``by-parts``, from 0 to 1: a head's temperature is C times its exponent."""
+    dynamic: Basis | None = None
+    """What the factor of a dynamic scaling grows with; None for other scalings."""
+    rate: float = 1.0
+    """Of a dynamic scaling: a0 > 0, no unit."""
+    train_length: int = 0
+    """Of a dynamic scaling: the trained length in tokens."""
 
-    def factor_at(self, tokens: int) -> float:  # noqa: ARG002
-        """The scale factor a, whatever the length."""
-        return self.factor
+    @property
+    def scaled(self) -> bool:
+        """Whether it changes anything."""
+        return self.method != "none"
 
-    def slopes(self, stock: Slopes, tokens: int = 0, layer: int = 0) -> Slopes:  # noqa: ARG002
-        """The scaled slopes of a layer."""
-        return with_exponents(stock, exponents_of(self, stock, layer), self.factor)
-
-    def to_json(self) -> dict[str, Any]:
-        """The value of ``alibi_scaling``, in the convention of BTLM and JAIS."""
-        return {"type": self.method, "factor": self.factor, **_details(self)}
-
-    def __str__(self) -> str:
-        return f"{self.method}, factor {number_text(self.factor)}{_details_text(self)}"
-
-
-@dataclass(frozen=True)
-class Dynamic:
-    """A factor that grows with the tokens: a = max(1, rate * tokens / train_length)."""
-
-    method: Method
-    dynamic: Basis
-    rate: float
-    """a0 > 0, no unit."""
-    train_length: int
-    """Trained length in tokens."""
-    ramp: Ramp | None = None
-    """Of ``by-parts``; None for other methods."""
-    exponents: Exponents | None = None
-    """Of ``fitted``; None for other methods."""
-    temperatures: Exponents | None = None
-    """Of ``fitted``, in as many rows as the exponents; None if it has none."""
-    temperature: float = 0.0
-    """C of ``ntk`` and ``by-parts``, from 0 to 1: a head's temperature is C times its exponent."""
+    @property
+    def static(self) -> bool:
+        """Whether it has the same factor at every length."""
+        return self.scaled and not self.dynamic
 
     def factor_at(self, tokens: int) -> float:
         """The scale factor a for a sequence of ``tokens`` tokens, or a query at position ``tokens - 1``."""
-        return max(1.0, self.rate * tokens / self.train_length)
+        return max(1.0, self.rate * tokens / self.train_length) if self.dynamic else self.factor
 
     def slopes(self, stock: Slopes, tokens: int = 0, layer: int = 0) -> Slopes:
         """The slopes of a layer for a sequence of ``tokens`` tokens."""
         return with_exponents(stock, exponents_of(self, stock, layer), self.factor_at(tokens))
 
-    def to_json(self) -> dict[str, Any]:
-        """The value of ``alibi_scaling``, in the convention of BTLM and JAIS, extended."""
-        return {
-            "type": self.method,
-            "train_seq_len": self.train_length,
-            "dynamic": self.dynamic,
-            "rate": self.rate,
-            **_details(self),
-        }
+    def to_json(self) -> dict[str, Any] | None:
+        """The value of ``alibi_scaling``, in the convention of BTLM and JAIS, extended; None if unscaled."""
+        if not self.scaled:
+            return None
+        found: dict[str, Any] = {"type": self.method}
+        if self.dynamic:
+            found |= {"train_seq_len": self.train_length, "dynamic": self.dynamic, "rate": self.rate}
+        else:
+            found["factor"] = self.factor
+        if self.ramp is not None:
+            found["ramp"] = list(self.ramp)
+        if self.temperature:
+            found["temperature"] = self.temperature
+        for name, table in (("exponents", self.exponents), ("temperatures", self.temperatures)):
+            if table is not None:
+                found[name] = [list(row) for row in table]
+        return found
 
     def __str__(self) -> str:
-        rate = f"rate {number_text(self.rate)} from {self.train_length} tokens"
-        return f"{self.method}, {self.dynamic}-dynamic, {rate}{_details_text(self)}"
+        parts: list[str] = [self.method]
+        if self.dynamic:
+            rate = f"rate {number_text(self.rate)} from {self.train_length} tokens"
+            parts += [f"{self.dynamic}-dynamic", rate]
+        elif self.scaled:
+            parts.append(f"factor {number_text(self.factor)}")
+        if self.ramp is not None:
+            parts.append(f"ramp {' to '.join(map(number_text, self.ramp))} tokens")
+        if self.temperature:
+            parts.append(f"temperature {number_text(self.temperature)}")
+        if self.exponents is not None:
+            layers = len(self.exponents)
+            parts.append(f"{len(self.exponents[0])} heads")
+            parts.append("all layers alike" if layers == 1 else f"{layers} layers")
+        if self.temperatures is not None:
+            parts.append("with temperatures")
+        return ", ".join(parts)
+
+
+UNSCALED = Scaling()
+DYNAMIC_REACH = 8
+"""A dynamic scaling has no longest length; this multiple of the trained length is given where a program needs
+one."""
+LONGEST_SHOWN = 200
+"""Characters of a value in a message."""
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
@@ -163,16 +154,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     return short if len({*short.values()}) == len(short) else {name: name for name in short}
 
 
-Scaling = Unscaled | Static | Dynamic
-DYNAMIC_REACH = 8
-"""A dynamic scaling has no longest length; this multiple of the trained length is given where a program needs
-one."""
-UNSCALED = Unscaled()
-LONGEST_SHOWN = 200
-"""Characters of a value in a message."""
-
-
-def exponents_of(scaling: Static | Dynamic, stock: Slopes, layer: int = 0) -> tuple[float, ...]:
+def exponents_of(scaling: Scaling, stock: Slopes, layer: int = 0) -> tuple[float, ...]:
     """The exponent t of each head of a layer: that of the formula, or the fitted one."""
     if scaling.exponents is not None:
         return scaling.exponents[layer if len(scaling.exponents) > 1 else 0]
@@ -188,7 +170,7 @@ def temperatures_of(scaling: Scaling, stock: Slopes, layer: int = 0) -> tuple[fl
     """
     if scaling.temperatures is not None:
         return scaling.temperatures[layer if len(scaling.temperatures) > 1 else 0]
-    if isinstance(scaling, Unscaled) or not scaling.temperature:
+    if not scaling.temperature:
         return None
     return tuple(scaling.temperature * t for t in exponents_of(scaling, stock, layer))
 
@@ -221,110 +203,92 @@ def first_layers(scaling: Scaling, layers: int) -> Scaling:
 
 def _each(scaling: Scaling, change: Callable[[Exponents], Exponents]) -> Scaling:
     """The scaling with its exponents and temperatures changed, if it has any."""
-    if isinstance(scaling, Unscaled) or scaling.exponents is None:
+    if scaling.exponents is None:
         return scaling
     temperatures = None if scaling.temperatures is None else change(scaling.temperatures)
     return replace(scaling, exponents=change(scaling.exponents), temperatures=temperatures)
 
 
-def _details(scaling: Static | Dynamic) -> dict[str, Any]:
-    found: dict[str, Any] = {} if scaling.ramp is None else {"ramp": list(scaling.ramp)}
-    if scaling.temperature:
-        found["temperature"] = scaling.temperature
-    if scaling.exponents is not None:
-        found["exponents"] = [list(row) for row in scaling.exponents]
-    if scaling.temperatures is not None:
-        found["temperatures"] = [list(row) for row in scaling.temperatures]
-    return found
-
-
-def _details_text(scaling: Static | Dynamic) -> str:
-    if scaling.exponents is None:
-        ramp = "" if scaling.ramp is None else f", ramp {' to '.join(map(number_text, scaling.ramp))} tokens"
-        return ramp + (f", temperature {number_text(scaling.temperature)}" if scaling.temperature else "")
-    layers, heads = len(scaling.exponents), len(scaling.exponents[0])
-    found = f", {heads} heads, {'all layers alike' if layers == 1 else f'{layers} layers'}"
-    return found if scaling.temperatures is None else f"{found}, with temperatures"
-
-
 def stretched(scaling: Scaling, ratio: float) -> Scaling:
     """The scaling of slopes that are ``ratio`` times as flat, for the same exponents."""
-    if isinstance(scaling, Unscaled) or scaling.ramp is None:
+    if scaling.ramp is None:
         return scaling
     start, end = scaling.ramp
     return replace(scaling, ramp=(start * ratio, end * ratio))
 
 
+LIMITS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "factor": (lambda value: is_number(value) and 1 <= value <= LONGEST, f"a number from 1 to {LONGEST}"),
+    "train_seq_len": (lambda value: is_count(value, LONGEST), f"a number of tokens, from 1 to {LONGEST}"),
+    "dynamic": (lambda value: value in BASES, " or ".join(BASES)),
+    "rate": (
+        lambda value: is_number(value) and 0 < value <= LONGEST,
+        f"a number above 0, at most {LONGEST}, and usually 1 to 2",
+    ),
+    "temperature": (
+        lambda value: is_number(value) and 0 < value <= TEMPERATURES[1],
+        "a number above 0, at most 1, and only beside the type ntk or by-parts",
+    ),
+}
+"""Key of ``alibi_scaling`` -> whether a value can be one, and what is expected."""
+KEYS: Mapping[Method, tuple[str, ...]] = {
+    "ntk": ("temperature",),
+    "by-parts": ("ramp", "temperature"),
+    FITTED: ("exponents", "temperatures"),
+}
+"""Method -> the keys of ``alibi_scaling`` that it has and others do not."""
+
+
 def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Scaling:
     """Reads ``alibi_scaling``, which messages call ``where``, or raises ``SourceError``.
 
-    ``dynamic`` defaults to length and ``rate`` to 1, as in BTLM.
+    ``dynamic`` defaults to length and ``rate`` to 1, as in BTLM. Keys that are not known are left alone.
     """
     if value is None:
         return UNSCALED
     shown = repr(value)
     shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
     problem = SourceError(f"{where} is {shown}, which is not a scaling this tool knows")
-    if (
-        not isinstance(value, Mapping)
-        or value.get("type") not in (*METHODS, FITTED)
-        or value["type"] == "none"
-    ):
+    method = value.get("type") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or method not in (*METHODS, FITTED) or method == "none":
         raise problem
-    method = cast(Method, value["type"])
-    factor, length, rate = value.get("factor"), value.get("train_seq_len"), value.get("rate", 1.0)
-    dynamic = value.get("dynamic", "length")
-    for key, fits, expected in (
-        (
-            "factor",
-            factor is None or (is_number(factor) and 1 <= factor <= LONGEST),
-            f"a number from 1 to {LONGEST}",
-        ),
-        ("train_seq_len", length is None or is_count(length, LONGEST), "a number of tokens"),
-        ("dynamic", factor is not None or dynamic in BASES, " or ".join(BASES)),
-        (
-            "rate",
-            factor is not None or (is_number(rate) and 0 < rate <= LONGEST),
-            f"a number above 0, at most {LONGEST}",
-        ),
-    ):
-        if not fits:
-            raise SourceError(f"{where} has {key} {value[key]!r:.{LONGEST_SHOWN}}, expected {expected}")
-    try:
-        ramp = _read_ramp(value.get("ramp"))
-    except ValueError:
-        raise problem from None
-    if (ramp is not None) != (method == "by-parts"):
-        raise problem
-    fitted, temperatures = _read_fitted(value, where) if method == FITTED else (None, None)
-    if fitted is None and not {"exponents", "temperatures"}.isdisjoint(value):
-        raise problem
-    temperature = value.get("temperature", 0.0)
-    tempered = method in TEMPERED and is_temperature(temperature) and temperature != 0
-    if "temperature" in value and not tempered:
-        raise SourceError(
-            f"{where} has temperature {temperature!r:.{LONGEST_SHOWN}}, expected a number above 0, at most "
-            f"1, beside the type {' or '.join(TEMPERED)}"
-        )
-    if (factor is None) == (length is None):
+    optional = ("factor", "train_seq_len", "ramp")
+    given = {key: each for key, each in value.items() if each is not None or key not in optional}
+    static = "factor" in given
+    if static == ("train_seq_len" in given):
         raise SourceError(f"{where} needs a factor or train_seq_len, and not both")
-    if factor is not None:
-        if fitted is not None and not 1 < factor <= LARGEST_FACTOR:
-            raise SourceError(
-                f"{where} has factor {factor:g}; a fitted scaling needs one above 1, "
-                f"and at most {LARGEST_FACTOR:g}"
-            )
-        return Static(method, float(factor), ramp, fitted, temperatures, float(temperature))
-    if fitted is not None and rate > LARGEST_RATE:
-        raise SourceError(f"{where} has rate {rate:g}; that of a fitted scaling is at most {LARGEST_RATE:g}")
-    return Dynamic(
-        method, dynamic, float(rate), cast(int, length), ramp, fitted, temperatures, float(temperature)
+    own = KEYS.get(method, ())
+    read = {key: given[key] for key in LIMITS if key in given and not (static and key in ("dynamic", "rate"))}
+    for key, each in read.items():
+        fits, expected = LIMITS[key]
+        if not fits(each) or (key == "temperature" and key not in own):
+            raise SourceError(f"{where} has {key} {each!r:.{LONGEST_SHOWN}}, expected {expected}")
+    others = {"ramp", "exponents", "temperatures"}.difference(own)
+    ramp = _read_ramp(given.get("ramp"))
+    if not others.isdisjoint(given) or (ramp is None and "ramp" in own):
+        raise problem
+    exponents, temperatures = _read_fitted(value, where) if method == FITTED else (None, None)
+    scaling = Scaling(
+        method,
+        float(read.get("factor", 1.0)),
+        ramp,
+        exponents,
+        temperatures,
+        float(read.get("temperature", 0.0)),
+        None if static else read.get("dynamic", "length"),
+        float(read.get("rate", 1.0)),
+        read.get("train_seq_len", 0),
     )
-
-
-def is_temperature(value: object) -> bool:
-    """Whether the value is a temperature C of all heads: a number from 0, which is none, to 1."""
-    return is_number(value) and 0 <= value <= TEMPERATURES[1]
+    if exponents is not None and static and not 1 < scaling.factor <= LARGEST_FACTOR:
+        raise SourceError(
+            f"{where} has factor {scaling.factor:g}; a fitted scaling needs one above 1, and at most "
+            f"{LARGEST_FACTOR:g}"
+        )
+    if exponents is not None and scaling.rate > LARGEST_RATE:
+        raise SourceError(
+            f"{where} has rate {scaling.rate:g}; that of a fitted scaling is at most {LARGEST_RATE:g}"
+        )
+    return scaling
 
 
 def _read_fitted(value: Mapping[str, object], where: str) -> tuple[Exponents, Exponents | None]:
@@ -356,11 +320,8 @@ def _read_table(value: object, where: str, name: str, bounds: tuple[float, float
 
 
 def _read_ramp(value: object) -> Ramp | None:
-    if value is None:
-        return None
+    """Two spans in tokens; None if it is not a ramp."""
     if not (isinstance(value, list) and len(value) == 2 and all(map(is_number, value))):
-        raise ValueError(f"{value!r} is not a ramp")
+        return None
     start, end = map(float, value)
-    if not (0 < start < end and math.log(start) < math.log(end)):
-        raise ValueError(f"{value!r} is not a ramp")
-    return start, end
+    return (start, end) if 0 < start < end and math.log(start) < math.log(end) else None

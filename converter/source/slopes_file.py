@@ -8,7 +8,7 @@ from typing import Any
 
 from converter.errors import SourceError
 from converter.scaling.request import RECORD, SLOPES_FILE, GivenSlopes
-from converter.scaling.scaling import FITTED, Unscaled, read_scaling
+from converter.scaling.scaling import FITTED, read_scaling
 from converter.source.jsonfile import parse_object, read_bytes
 from converter.source.source import plain_text
 
@@ -34,6 +34,6 @@ def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
             f"{shown} has the unknown key {plain_text(str(key))}; remove it, or put it under {RECORD!r}"
         )
     scaling = read_scaling(content, shown)
-    if isinstance(scaling, Unscaled):
+    if not scaling.scaled:
         raise AssertionError("a fitted scaling has exponents")
     return GivenSlopes(name, scaling, record)

@@ -14,7 +14,6 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
-from converter.scaling.scaling import Dynamic
 from converter.verification.check import Check
 from converter.verification.patched import PROBE_VOCABULARY, Patched, build
 
@@ -46,7 +45,7 @@ def check(patched: Patched) -> Check:
     """
     family = patched.family
     scaling = patched.repository.scaling
-    if isinstance(scaling, Dynamic):
+    if scaling.dynamic:
         scaling = replace(scaling, train_length=TRAIN_LENGTH)
     model = build(patched.backbone, patched.probe_config(scaling))
     generator = torch.Generator().manual_seed(0)
@@ -74,7 +73,7 @@ def check(patched: Patched) -> Check:
         # Inference on a CPU looks at each row by itself. All else has the path that this takes.
         with torch.enable_grad():
             steps["training"] = model(tokens, attention_mask=mask).last_hidden_state.detach()
-    by_length = isinstance(scaling, Dynamic) and scaling.dynamic == "length"
+    by_length = scaling.dynamic == "length"
     # A length-dynamic scaling depends on the row's length. Earlier chunks saw a shorter row, so their
     # results rightly differ.
     if family.kind == "decoder" and not by_length:

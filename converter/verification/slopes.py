@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
 from converter.families.family import Kind
-from converter.scaling.scaling import Dynamic, query_factors, rows, stretched
+from converter.scaling.scaling import query_factors, rows, stretched
 from converter.scaling.slopes import SEEN, longest_row, span_of
 from converter.verification.check import Check
 from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
@@ -68,7 +68,7 @@ def check(patched: Patched) -> Check:
         least = min(min(patched.repository.recipe.scaled(stock, scaling, tokens, n)) for n in range(layers))
         return min(longest, max(SHORTEST, math.ceil(longest * flattest / least)))
 
-    if isinstance(scaling, Dynamic):
+    if scaling.dynamic:
         # The factor depends only on rate * tokens / train_length, so another train_length tests the same.
         part = min(1.0, scaling.rate / 2)
         room = LONGEST[family.kind] // (layers if family.kind == "decoder" else 1)

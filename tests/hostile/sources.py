@@ -428,7 +428,7 @@ def vary_place(folder: Path, rng: Random) -> None:
 UNPRINTABLE = ("a\nerror: forged", "\x1b[2J\x07", "caf\udce9", "\u202egnp", "out\n")
 TEXTS = (
     *("--out={}", "--base-model={}", "--set={}", "--set=note={}", "--slopes={}", "--revision={}"),
-    *("--subfolder={}", "--dtype={}", "--scale={}", "--target-length={}", "--rate={}", "--temperature={}"),
+    *("--subfolder={}", "--dtype={}", "--scale={}", "--target-length={}", "--rate={}"),
 )
 
 

@@ -18,9 +18,8 @@ from lines_task import evaluation_prompt
 from safetensors.torch import load_file, save_file
 from vllm import LLM, PoolingParams, SamplingParams
 
-from converter import convert
 from tests import tiny
-from tests.patched import load, options_for
+from tests.patched import load, scaled
 
 TINY_BLOOM = Path(__file__).parents[2] / "examples" / "tiny-bloom"
 BOUND = 1e-3
@@ -180,7 +179,7 @@ def converted_tiny(
     changes = changes if encoder else {"use_cache": True, **changes}
     source = (tiny.FACTORIES | tiny.ENCODERS)[family](folder / "source", 4, head=head, **changes)
     limit = LONGEST if encoder else None
-    convert(source, folder / "out", verify=False, max_length=limit, **options_for(scaling, 4))
+    scaled(source, folder / "out", scaling, 4, max_length=limit)
     return folder / "out"
 
 

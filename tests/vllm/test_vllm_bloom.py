@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from converter import convert
-from tests.patched import fitted_scaling, load
+from tests.patched import fitted_scaling, load, tempered
 from tests.vllm.engines import (
     BOUND,
     FELT,
@@ -36,7 +36,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "ntk-position": {"dynamic": "position", "train_length": 256},
     "by-parts": {"method": "by-parts", "scale": 4.0, "ramp": (0.25, 2.0), "train_length": 256},
     **{
-        f"tempered{basis}": {"method": "by-parts", "train_length": 256, "temperature": 0.5, **strength}
+        f"tempered{basis}": {"method": "by-parts", "train_length": 256, **strength}
         for basis, strength in (("", {"scale": 4.0}), ("-position", {"dynamic": "position"}))
     },
     "fitted": {"slopes": fitted_scaling(8, 2)},
@@ -53,7 +53,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def converted_wide(wide: Path, tmp_path: Path) -> Any:
     def build(scaling: str) -> Path:
         convert(wide, tmp_path / scaling, verify=False, **SCALINGS[scaling])
-        return tmp_path / scaling
+        return tempered(tmp_path / scaling) if "tempered" in scaling else tmp_path / scaling
 
     return build
 

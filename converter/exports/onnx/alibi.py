@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from converter.exports.onnx.graph import Graph, Value
-from converter.scaling.scaling import Dynamic, Scaling, exponents_of, query_factors, rows, temperatures_of
+from converter.scaling.scaling import Scaling, exponents_of, query_factors, rows, temperatures_of
 from converter.scaling.slopes import Slopes
 
 
@@ -118,7 +118,7 @@ class Alibi:
     def slopes_at(self, tokens: Tokens, layer: int) -> Value:
         """float32 [1, 1, H], [B, 1, H] or [B, S, H]: the slopes that each new token's query uses."""
         graph, scaling = tokens.graph, self.scaling
-        if not isinstance(scaling, Dynamic):
+        if not scaling.dynamic:
             return graph.float32(np.asarray(scaling.slopes(self.slopes, layer=layer))[None, None])
         power = graph.float32(-np.asarray(exponents_of(scaling, self.slopes, layer)))
         factor = self._factor(tokens, scaling)
@@ -130,14 +130,14 @@ class Alibi:
         temperatures = temperatures_of(scaling, self.slopes, layer)
         if temperatures is None:
             return None
-        if not isinstance(scaling, Dynamic):
+        if not scaling.dynamic:
             static = query_factors(scaling, self.slopes, layer=layer)
             return graph.float32(np.reshape(static, (1, heads, 1)))
         factors = graph.op("Pow", self._factor(tokens, scaling), graph.float32(temperatures))
         shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([heads]), axis=0)
         return graph.reshape(graph.op("Expand", factors, shape), -1, heads, 1)
 
-    def _factor(self, tokens: Tokens, scaling: Dynamic) -> Value:
+    def _factor(self, tokens: Tokens, scaling: Scaling) -> Value:
         """float32 [B, 1, 1] or [B, S, 1]: the factor a of each new token's query."""
         graph = tokens.graph
         if scaling.dynamic == "position":

@@ -17,7 +17,6 @@ import onnx_ir as ir
 from converter.config import Geometry
 from converter.exports.onnx.alibi import Alibi, Tokens
 from converter.exports.onnx.graph import Value
-from converter.scaling.scaling import Dynamic
 
 BLOCK = 256
 """Most queries in a block. 128 is as fast for long rows, and slower for several short ones."""
@@ -128,7 +127,7 @@ class PackedAttention:
     def _query_factors(self, alibi: Alibi, layer: int) -> Value | None:
         """float32 [1 or N, H, 1]."""
         factors = alibi.query_factors(self.packed.tokens, layer)
-        if factors is None or not isinstance(alibi.scaling, Dynamic):
+        if factors is None or not alibi.scaling.dynamic:
             return factors
         return self.graph.op("Gather", factors, self.packed.index)
 

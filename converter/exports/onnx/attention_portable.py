@@ -14,7 +14,6 @@ import onnx_ir as ir
 from converter.config import Geometry
 from converter.exports.onnx.alibi import Alibi, Cache, Tokens
 from converter.exports.onnx.graph import Value
-from converter.scaling.scaling import Dynamic
 
 BLOCK = 128
 """Queries in a decoder's block. 256 is as fast and needs more memory."""
@@ -40,7 +39,7 @@ class BlockwiseAttention:
         self.softmax_scale = softmax_scale
         self.tokens = tokens
         scaling = alibi.scaling
-        self.slopes_vary = isinstance(scaling, Dynamic) and scaling.dynamic == "position"
+        self.slopes_vary = scaling.dynamic == "position"
         with graph.scope("alibi"):
             one = graph.constant([1])
             heads = graph.constant([-1, geometry.head_dim])

@@ -19,7 +19,7 @@ from converter.errors import SourceError
 from converter.exports.onnx.attention_ort import head_size
 from converter.exports.onnx.choices import ENTRIES
 from converter.result.converted import ConvertedRepository
-from converter.scaling.scaling import DYNAMIC_REACH, Dynamic
+from converter.scaling.scaling import DYNAMIC_REACH
 from converter.source.source import Source
 from converter.source.tokenizer import TOKENIZER_CONFIG
 
@@ -76,7 +76,7 @@ def context_length(repository: ConvertedRepository) -> int:
     only bounds a buffer.
     """
     config, family, scaling = repository.config, repository.family, repository.scaling
-    factor = float(DYNAMIC_REACH) if isinstance(scaling, Dynamic) else scaling.factor_at(0)
+    factor = float(DYNAMIC_REACH) if scaling.dynamic else scaling.factor_at(0)
     trained = repository.train_length
     if trained is None:
         limit = family.length_hint or "max_position_embeddings"

@@ -25,7 +25,7 @@ from converter.exports.onnx.report import GraphCheck
 from converter.exports.onnx.rounding import BAND
 from converter.exports.onnx.session import Outputs, Session, stacked
 from converter.result.converted import ConvertedRepository
-from converter.scaling.scaling import Dynamic, first_layers
+from converter.scaling.scaling import first_layers
 from converter.source.sentence_transformers import Pooling
 from converter.texts import quiet
 from converter.verification.loaded import failing, load_result, own_modules
@@ -92,7 +92,7 @@ def extent(repository: ConvertedRepository) -> Extent:
         for name, tensor in repository.checkpoint.tensors.items()
         if repository.family.below(name).startswith(prefix)
     )
-    joint = at if isinstance(repository.scaling, Dynamic) else min(at, JOINT)
+    joint = at if repository.scaling.dynamic else min(at, JOINT)
     lengths = (at, beyond, joint)
     operations = sum(2 * layer * length + 4 * hidden * length**2 for length in lengths)
     fitting = max(2, int(min(OPERATIONS // operations, ELEMENTS // max(layer, 1))))

@@ -49,6 +49,7 @@ def run_part(name: str, settings: Settings) -> None:
     """Runs one part and exits with 1 if something failed; for a process of its own."""
     os.setsid()  # so that it can be ended with its own processes
     part = importlib.import_module(f"gpu.{name}")
+    torch._dynamo.config.recompile_limit = 64  # flex_attention has many dtypes and shapes
     document = report.Document(f"gpu-{name}", f"GPU: {part.TITLE}", settings.results, PACKAGES)
     if settings.trial:  # compiling would take longer than all else together
         document.head.insert(1, TRIAL)

@@ -30,7 +30,6 @@ SIDES = (
     Side("flash_attention_2", "none", "flash_attention_2"),
     Side("flash_attention_3", "none", "flash_attention_3"),
     Side("flex_attention", "none", "flex_attention"),
-    Side("sdpa, ntk static", "static", "sdpa", required=True),
 )
 INTRO = f"""\
 {measuring.SAID} Prefill is the median of up to {RUNS} runs. Ratios are to stock. *Difference*: of the last
@@ -48,7 +47,7 @@ def run(settings: Settings, document: Document) -> None:
     lengths = settings.size((2048, 8192, 32768, 65536), (24, 48))
     for (name, geometry), until in shared(list(MODELS.items()), settings.until, WEIGHTS):
         setup = settings.setup(name, geometry, lengths[-1])
-        with repositories(setup, "none", "static", "position"):
+        with repositories(setup, "none", "position"):
             comparison = Comparison(document, setup, name, lengths)
             for side, side_until in shared(SIDES, until):
                 if time.monotonic() > side_until:
@@ -108,8 +107,8 @@ class Comparison:
         return measuring.difference(self.reference, cell.logits[0])
 
     def check(self, side: Side, dtype: str, logits: np.ndarray, limit: float) -> None:
-        """Notes logits that are too far from stock's in float32; static scaling changes them."""
-        if self.reference is not None and side.folder not in (STOCK, "static"):
+        """Notes logits that are too far from stock's in float32."""
+        if self.reference is not None and side.name != STOCK:
             found = measuring.difference(self.reference, logits)
             if not found <= limit:
                 said = f"logits differ from stock's in float32 by {found:.1e}, more than {limit:.1e}"

@@ -19,8 +19,8 @@ from tests.runners import Array, auto_class, expected
 
 TITLE = "what converted models compute"
 FUNCTIONS = ("sdpa", "eager")
-FLEX = ("bloom", "replit")
-"""Families that run flex_attention too; it is compiled for each dtype and shape. replit has grouped heads."""
+FLEX = ("replit",)
+"""Families that run flex_attention too, which is compiled for each dtype and shape; grouped heads."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEADS, LENGTHS, ENDS = 12, (300, 217), (250, 299, 300)
 """Tokens of each row, with padding; where the pieces end that a decoder gets over its cache."""

@@ -18,7 +18,6 @@ import signal
 import sys
 import time
 import warnings
-import zipfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,35 +28,28 @@ import report
 import torch
 from gpu.part import Settings, shared
 
-PARTS = {"tests": 90, "graphs": 230, "encoders": 60, "attention": 140, "throughput": 90}
-"""Part, a module in ``gpu/`` -> its share of the time. What a part leaves is divided among those after it."""
+PARTS = {
+    "right": 80,
+    "tests": 70,
+    "attention": 130,
+    "limits": 25,
+    "graphs": 120,
+    "encoders": 45,
+    "throughput": 45,
+}
+"""Part, a module in ``gpu/`` -> its share of the time, in order of worth, because a run may be cut off at any
+time. What a part leaves is divided among those after it."""
 PACKAGES = ("accelerate", "flash-attn", "kernels", "onnxruntime", "onnxruntime-gpu", "triton", "vllm")
 SPARE, LATE = 25.0, 4.0
 """Seconds that are not divided, for starting and ending; seconds after its time at which a part is ended."""
-WHEELS = ".ortgpu"
-"""A folder for wheels, which git ignores; for machines without a network."""
 TRIAL = "A trial on the CPU with tiny sizes: it shows that the parts run, and nothing about a GPU."
-
-
-def unpack_wheel(folder: Path) -> None:
-    """Makes all parts import the onnxruntime-gpu whose wheel is here, if any, before an installed one."""
-    if not (report.ROOT / WHEELS).exists():
-        return
-    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    wheels = sorted((report.ROOT / WHEELS).glob(f"onnxruntime_gpu-*-{python}-*.whl"))
-    try:
-        zipfile.ZipFile(wheels[-1]).extractall(folder)
-    except (IndexError, zipfile.BadZipFile):
-        raise click.ClickException(f"{WHEELS} has no whole wheel of onnxruntime-gpu for {python}") from None
-    report.say(f"onnxruntime is that of {wheels[-1].name}")
-    sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
 
 def run_part(name: str, settings: Settings) -> None:
     """Runs one part and exits with 1 if something failed; for a process of its own."""
     os.setsid()  # so that it can be ended with its own processes
     part = importlib.import_module(f"gpu.{name}")
+    torch._dynamo.config.recompile_limit = 64  # flex_attention has many dtypes and shapes
     document = report.Document(f"gpu-{name}", f"GPU: {part.TITLE}", settings.results, PACKAGES)
     if settings.trial:  # compiling would take longer than all else together
         document.head.insert(1, TRIAL)
@@ -112,7 +104,6 @@ def main(
     wrong: dict[str, str] = {}
     os.environ.setdefault("KINETO_LOG_LEVEL", "4")  # torch's profiler reports each start and stop
     with measuring.workplace(1 if device == "cpu" else os.cpu_count() or 1) as temporary:
-        unpack_wheel(temporary / "wheel")
         base = Settings(device, temporary, results, until)
         context = multiprocessing.get_context("spawn")
         for name, part_until in shared(parts, until, [PARTS[name] for name in parts]):

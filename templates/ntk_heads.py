@@ -60,7 +60,8 @@ class Support:
         """transformers' method, which may be given a config of another class, such as ``BertConfig``."""
         ours = cls.config_class
         if hasattr(config, "to_dict") and not isinstance(config, ours):
-            config = ours.from_dict({**config.to_dict(), "model_type": ours.model_type})
+            stored, chosen = config.to_dict(), config._attn_implementation  # which to_dict leaves out
+            config = ours.from_dict({**stored, "model_type": ours.model_type}, attn_implementation=chosen)
         return super().from_pretrained(name, *args, config=config, **kwargs)
 
     def tie_weights(self, *args: Any, **kwargs: Any) -> None:

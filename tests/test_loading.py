@@ -15,6 +15,7 @@ import torch
 from accelerate.utils import send_to_device
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
 )
@@ -190,6 +191,14 @@ def test_compiling_as_one_graph(converted: Convert, family: str, scaling: str, b
         expected = model(ids, attention_mask=mask, use_cache=False).logits
         assert_logits(compiled(ids, attention_mask=mask, use_cache=False).logits, expected, mask)
         assert_logits(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("family", ["bloom", "jina_bert"])
+def test_the_attention_that_was_asked_for(converted: Convert, family: str) -> None:
+    """transformers 5 reads the config with another copy of its class."""
+    folder, kind = converted(family), AutoModel if family == "jina_bert" else AutoModelForCausalLM
+    for function in ("eager", "sdpa"):
+        assert load(folder, kind, attn_implementation=function).config._attn_implementation == function
 
 
 @torch.no_grad()

@@ -15,44 +15,30 @@ from measuring import STOCK, Cell, Setup
 from report import Document, say
 
 from gpu import kernels
-from gpu.part import (
-    BLOOM_1B7,
-    BLOOM_560M,
-    DTYPES,
-    EXACT,
-    MPT_7B,
-    ROUNDING,
-    Settings,
-    Side,
-    available,
-    load,
-    repositories,
-    shared,
-)
+from gpu.part import BLOOM_1B7, BLOOM_560M, EXACT, ROUNDING, Settings, Side, load, repositories, shared
 
 TITLE = "prefill, decoding, memory and kernels in torch"
-MODELS = {"BLOOM-560m": BLOOM_560M, "BLOOM-1b7": BLOOM_1B7, "MPT-7B": MPT_7B}
-WEIGHTS = (1, 2, 3)
+MODELS = {"BLOOM-1b7": BLOOM_1B7, "BLOOM-560m": BLOOM_560M}
+WEIGHTS = (3, 2)
 """How the models share the time."""
 RUNS = 3
 """Timed prompts at most."""
 SIDES = (
     Side(STOCK, STOCK, None, required=True, exact=True),
     Side("sdpa", "none", "sdpa", required=True, exact=True),
+    Side("sdpa, ntk by position", "position", "sdpa", required=True, exact=True),
     Side("flash_attention_2", "none", "flash_attention_2"),
     Side("flash_attention_3", "none", "flash_attention_3"),
     Side("flex_attention", "none", "flex_attention"),
-    Side("sdpa, ntk static", "static", "sdpa", required=True, dtypes=DTYPES[:1]),
-    Side("sdpa, ntk by position", "position", "sdpa", required=True, exact=True, dtypes=DTYPES[:1]),
-    Side("flash_attention_2, ntk by position", "position", "flash_attention_2", dtypes=DTYPES[:1]),
 )
 INTRO = f"""\
 {measuring.SAID} Prefill is the median of up to {RUNS} runs. Ratios are to stock. *Difference*: of the last
 logits from stock's in float32, relative to the largest logit, for the shortest prompt; in float32 at most
 {EXACT:g}. Each side has the GPU to itself. {kernels.SAID}
 
-Weights are random, and the same for all sides. *{STOCK}* is the class in transformers, with the attention
-that it has by default. The others are converted: with scaling none or, where the name says so, with ntk."""
+Weights are random, in bfloat16, and the same for all sides. *{STOCK}* is the class in transformers, with the
+attention that it has by default. The others are converted: with scaling none or, where the name says so,
+with ntk."""
 HEAD = ["tokens", "side", *measuring.COLUMNS, "difference"]
 
 
@@ -61,15 +47,18 @@ def run(settings: Settings, document: Document) -> None:
     lengths = settings.size((2048, 8192, 32768, 65536), (24, 48))
     for (name, geometry), until in shared(list(MODELS.items()), settings.until, WEIGHTS):
         setup = settings.setup(name, geometry, lengths[-1])
-        with repositories(setup, "none", "static", "position"):
+        with repositories(setup, "none", "position"):
             comparison = Comparison(document, setup, name, lengths)
-            for side, side_until in shared(available(document, setup, SIDES), until):
+            for side, side_until in shared(SIDES, until):
+                if time.monotonic() > side_until:
+                    document.skip(f"{name}, {side.name}", "no time")
+                    continue
                 try:
                     comparison.measure(side, side_until)
                 except Exception as error:  # the other sides can still be measured
-                    document.fail(f"{name}, {side.name}", error)
+                    absent = not side.required and isinstance(error, (ImportError, ValueError))
+                    (document.skip if absent else document.fail)(f"{name}, {side.name}", error)
                 measuring.release()
-                comparison.show()
 
 
 class Comparison:
@@ -80,35 +69,36 @@ class Comparison:
         self.setup = setup
         self.name = name
         self.lengths = lengths
-        self.cells: dict[tuple[str, int], dict[str, Cell]] = {}
-        """(dtype, length) -> side -> measurements."""
+        self.cells: dict[int, dict[str, Cell]] = {length: {} for length in lengths}
+        """Length -> side -> measurements."""
         self.reference: np.ndarray | None = None
         """Stock's logits in float32 after the shortest prompt."""
         self.kernels: list[list[str]] = []
 
     @torch.inference_mode()
     def measure(self, side: Side, until: float) -> None:
-        """Measures one side in all its dtypes and lengths, as far as there is time."""
+        """Measures one side at all lengths, as far as there is time."""
         model = load(self.setup, side)
         if side.exact:
             logits = measuring.prefill(model.float(), measuring.tokens(self.setup, self.lengths[0]))
             self.reference = logits.cpu().numpy() if side.name == STOCK else self.reference
             self.check(side, "float32", logits.cpu().numpy(), EXACT)
-        for dtype, dtype_until in shared(side.dtypes, until):
-            model.to(getattr(torch, dtype))
-            self.kernels.append([side.name, dtype, *kernels_of(self.setup, model, self.lengths[0])])
-            for length, cell in zip(
-                self.lengths, measure_lengths(self.setup, model, self.lengths, dtype_until), strict=True
-            ):
-                self.cells.setdefault((dtype, length), {})[side.name] = cell
-                where = f"{self.name}, {side.name}, {dtype}, {length}"
-                say(f"{where}: {' | '.join(cell.columns())}")
-                if cell.failure == "fails":
-                    self.document.fail(where, cell.prompt.reason or cell.token.reason)
-            cells = self.cells[dtype, self.lengths[0]]
-            stock = self.difference(cells.get(STOCK))
-            if cells[side.name].logits and stock is not None:
-                self.check(side, dtype, cells[side.name].logits[0], ROUNDING * stock)
+            model.to(getattr(torch, self.setup.dtype))
+        for length, cell in zip(
+            self.lengths, measure_lengths(self.setup, model, self.lengths, until), strict=True
+        ):
+            self.cells[length][side.name] = cell
+            where = f"{self.name}, {side.name}, {length}"
+            say(f"{where}: {' | '.join(cell.columns())}")
+            if cell.failure == "fails":
+                self.document.fail(where, cell.prompt.reason or cell.token.reason)
+            self.show()
+        cells = self.cells[self.lengths[0]]
+        stock = self.difference(cells.get(STOCK))
+        if cells[side.name].logits and stock is not None:
+            self.check(side, self.setup.dtype, cells[side.name].logits[0], ROUNDING * stock)
+        self.kernels.append([side.name, *kernels_of(self.setup, model, self.lengths[0])])
+        self.show()
 
     def difference(self, cell: Cell | None) -> float | None:
         """From stock in float32."""
@@ -117,8 +107,8 @@ class Comparison:
         return measuring.difference(self.reference, cell.logits[0])
 
     def check(self, side: Side, dtype: str, logits: np.ndarray, limit: float) -> None:
-        """Notes logits that are too far from stock's in float32; static scaling changes them."""
-        if self.reference is not None and side.name != STOCK and side.folder != "static":
+        """Notes logits that are too far from stock's in float32."""
+        if self.reference is not None and side.name != STOCK:
             found = measuring.difference(self.reference, logits)
             if not found <= limit:
                 said = f"logits differ from stock's in float32 by {found:.1e}, more than {limit:.1e}"
@@ -126,19 +116,16 @@ class Comparison:
 
     def show(self) -> None:
         """Puts what is known into the document."""
-        for dtype in DTYPES:
-            rows = []
-            for length in self.lengths:
-                cells = self.cells.get((dtype, length), {})
-                for side, cell in cells.items():
-                    gap = self.difference(cell) if length == self.lengths[0] else None
-                    columns = cell.columns(None if side == STOCK else cells.get(STOCK))
-                    rows.append([str(length), side, *columns, "-" if gap is None else f"{gap:.1e}"])
-            if rows:
-                self.document.put(f"{self.name}, {dtype}", report.table(HEAD, rows, texts=2))
-        table = report.table(["side", "dtype", "prefill", "decoding"], self.kernels, texts=4)
+        rows = []
+        for length, cells in self.cells.items():
+            for side, cell in cells.items():
+                gap = self.difference(cell) if length == self.lengths[0] else None
+                columns = cell.columns(None if side == STOCK else cells.get(STOCK))
+                rows.append([str(length), side, *columns, "-" if gap is None else f"{gap:.1e}"])
         said = f"{self.setup.said()}:"
-        self.document.put(f"{self.name}: kernels at {self.lengths[0]} tokens", f"{said}\n\n{table}")
+        self.document.put(self.name, f"{said}\n\n{report.table(HEAD, rows, texts=2)}")
+        table = report.table(["side", "prefill", "decoding"], self.kernels, texts=3)
+        self.document.put(f"{self.name}: kernels at {self.lengths[0]} tokens", table)
 
 
 def measure_lengths(setup: Setup, model: Any, lengths: Sequence[int], until: float) -> Iterator[Cell]:

@@ -1,47 +1,36 @@
-"""Texts per second of a converted encoder, its graphs, and transformers' BERT, on unequal texts."""
+"""Texts per second of a converted encoder and of transformers' BERT, on unequal texts."""
 
 from __future__ import annotations
 
-import os
+import copy
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import measuring
 import numpy as np
 import report
 import torch
-from encoder_speed import Embed, batched, in_batches, make_models, make_texts, padding, pool_by_mean
-from measuring import Cell, Setup
-from onnx_speed import Cached, Graph
+from encoder_speed import Embed, in_batches, make_models, make_texts, padding, pool_by_mean
+from measuring import Cell
 from report import Document, number, ratio
 
-from converter import OnnxOptions, convert, export
-from converter.exports.onnx.choices import Profile
-from converter.exports.onnx.files import standalone_graph
-from gpu.graphs import free_memory, missing
+from converter import convert
 from gpu.part import Settings, shared
 
 TITLE = "encoders"
 SIZES = {"heads": 12, "layers": 12, "hidden": 768, "inner": 3072}
 """Of jina-embeddings-v2-base."""
-DTYPES = {"float32": ("fp32", "int8"), "bfloat16": ("bf16",), "float16": ("fp16", "int8-fp16")}
-"""Dtype of the models -> those of the graphs beside them."""
-NEAREST = {"float32": 1 - 1e-6, "bfloat16": 0.99, "float16": 0.999}
+NEAREST = {"float16": 0.999, "bfloat16": 0.99, "float32": 1 - 1e-6}
 """Dtype -> smallest cosine of a text's vector with that of the same model in float32 on the CPU."""
-QUANTISED = 0.99
-"""The smallest cosine for a quantised graph."""
 TURNS, COMPARED = 3, 8
 """Timed runs at most; texts that are compared."""
 OURS, BERT = "converted", "BERT"
 INTRO = f"""\
 A JinaBERT of jina-embeddings-v2-base's sizes and a BERT that is as wide and as deep ({SIZES["layers"]}
-layers, {SIZES["heads"]} heads x 64), both with random weights and sdpa, and the JinaBERT's graphs in
-onnxruntime, without TF32. Texts have a quarter of the length up to all of it. Texts of similar length share a
-batch, which has {{tokens}} tokens; vectors are means. Times are medians of up to {TURNS} runs after one more.
-Memory is the peak of torch's allocator beyond the weights; of a graph, by how much onnxruntime's grew since
-some short texts."""
+layers, {SIZES["heads"]} heads x 64), both with random weights and sdpa. Texts have a quarter of the length up
+to all of it. Texts of similar length share a batch, which has {{tokens}} tokens; vectors are means. Times are
+medians of up to {TURNS} runs after one more. Memory is the peak of torch's allocator beyond the weights."""
 HEAD = ["tokens", "dtype", "side", "padding", "texts/s", "ratio", "extra MB"]
 
 
@@ -53,41 +42,32 @@ def run(settings: Settings, document: Document) -> None:
     texts = {length: make_texts(length, 4 * max(1, tokens // length)) for length in lengths}
     some = texts[lengths[0]][:COMPARED]
     right = in_torch(models[OURS], "cpu", "float32")(some, COMPARED)
-    lacking = missing(settings.device)
-    if lacking:
-        document.skip("graphs", lacking)
     rows: list[list[str]] = []
-    plan = settings.size([*DTYPES], ["float32"])
+    plan = settings.size([*NEAREST], ["float32"])
     for dtype, until in shared(plan, settings.until):
-        sides: dict[str, Callable[[], Embed]] = {
-            name: partial(in_torch, model, settings.device, dtype) for name, model in models.items()
-        }
-        for kind in () if lacking else DTYPES[dtype]:
-            sides[f"graph, {kind}"] = partial(in_graph, settings, kind)
         base: dict[int, Cell] = {}
-        for name, side_until in shared([*sides], until):
+        for name, side_until in shared([*models], until):
             try:
-                embed = sides[name]()
+                embed = in_torch(models[name], settings.device, dtype)
                 found = embed(some, COMPARED)
-                free = None if name in models else free_memory(settings.device)
                 for length, until_ in shared(lengths, side_until):
                     batch, sizes = max(1, tokens // length), sorted(map(len, texts[length]), reverse=True)
-                    cell = measure(embed, texts[length], batch, until_, settings.device, free)
+                    cell = measure(embed, texts[length], batch, until_, settings.device)
                     if name == OURS:
                         base[length] = cell
                     speed = cell.failure or number(len(sizes) / (cell.prompt.median or 1))
                     times = ratio(cell.prompt.median, base[length].prompt.median)
                     row = [str(length), dtype, name, f"{padding(sizes, batch):.0%}", speed, times]
                     rows.append([*row, cell.prompt.megabytes])
+                    document.put("Unequal texts", report.table(HEAD, rows, texts=3))
             except Exception as error:  # the other sides can still be measured
                 document.fail(f"{name}, {dtype}", error)
                 continue
-            nearest, limit = cosine(found, right), QUANTISED if "int8" in name else NEAREST[dtype]
-            if name != BERT and not nearest >= limit:
+            nearest = cosine(found, right)
+            if name != BERT and not nearest >= NEAREST[dtype]:
                 document.fail(f"{name}, {dtype}", f"a vector's cosine with the right one is {nearest:.4f}")
             del embed
             measuring.release()
-            document.put("Unequal texts", report.table(HEAD, rows, texts=3))
 
 
 def make(settings: Settings, longest: int) -> dict[str, Any]:
@@ -106,34 +86,14 @@ def make(settings: Settings, longest: int) -> dict[str, Any]:
 
 
 def in_torch(model: Any, device: str, dtype: str) -> Embed:
-    """Means of the hidden states of a model, which is moved."""
-    model.to(device, getattr(torch, dtype))
+    """Means of the hidden states of a copy of the model."""
+    model = copy.deepcopy(model).to(device, getattr(torch, dtype))
 
     def states(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = model(ids.to(device), attention_mask=mask.to(device)).last_hidden_state
         return found.float().cpu()
 
     return in_batches(states, ordered=True)
-
-
-def in_graph(settings: Settings, dtype: str) -> Embed:
-    """The vectors that a new graph computes."""
-    setup = Setup(settings.folder / "encoders", 0, 0, 0, device=settings.device, threads=os.cpu_count() or 1)
-    # The profile ort is for CPUs where it computes in float32.
-    profile: Profile = "portable" if dtype in DTYPES["float32"] else "ort"
-    options = OnnxOptions(profile, dtype, pooled=True, standalone=True, validate=False)
-    export(setup.folder / "out", options)
-    graph = Graph("out", standalone_graph(dtype))
-    session = Cached(setup, graph, provider={"use_tf32": "0"}).session
-    names = {value.name for value in session.get_inputs()}
-
-    def pooled(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        vectors = session.run(["sentence_embedding"], {name: feed[name] for name in names})[0]
-        found: np.ndarray = vectors.astype(np.float32)
-        return found
-
-    return batched(pooled, ordered=True)
 
 
 def cosine(found: np.ndarray, right: np.ndarray) -> float:
@@ -143,10 +103,8 @@ def cosine(found: np.ndarray, right: np.ndarray) -> float:
     )
 
 
-def measure(
-    embed: Embed, texts: Sequence[Sequence[int]], rows: int, until: float, device: str, free: int | None
-) -> Cell:
-    """Embeds all texts some times; ``free``: the GPU's free bytes before a graph ran, None for torch."""
+def measure(embed: Embed, texts: Sequence[Sequence[int]], rows: int, until: float, device: str) -> Cell:
+    """Embeds all texts some times."""
     cell, cuda = Cell(), device == "cuda"
     with measuring.noting_failure(cell.prompt):
         embed(texts[:rows], rows)
@@ -159,6 +117,5 @@ def measure(
             embed(texts, rows)
             cell.prompt.seconds.append(time.perf_counter() - started)
         if cuda:
-            peak = torch.cuda.max_memory_allocated() - before
-            cell.prompt.extra = peak if free is None else free - free_memory(device)
+            cell.prompt.extra = torch.cuda.max_memory_allocated() - before
     return cell

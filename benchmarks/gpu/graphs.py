@@ -1,15 +1,12 @@
-"""Graphs under onnxruntime's CUDA provider: forms of ours beside a peer's, kernels, buffers and heads."""
+"""Graphs under onnxruntime's CUDA provider: both profiles and a peer's, their kernels, and what ran where."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,10 +34,8 @@ RUNS = 3
 COPIES = 5
 """Most copies between CPU and GPU in a graph whose attention is onnxruntime's, in half precision. Two are for
 the choice of the last token."""
-TF32, QUANTISED = 0.02, 0.5
-"""Largest difference from stock where inputs of products have 10 bits, and where weights have 8 or 4."""
-KERNEL_INFO = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
-"""With this variable set, onnxruntime prints which attention kernel a node uses."""
+QUANTISED = 0.5
+"""Largest difference from stock where weights have 8 or 4 bits."""
 
 
 class Form(NamedTuple):
@@ -70,56 +65,37 @@ class Form(NamedTuple):
 
 CHOSEN = Form(OURS, in_place=True)
 FLASH = Form("flash", in_place=True, provider={"sdpa_kernel": "1"})
-CUDNN = Form("cuDNN", in_place=True, provider={"sdpa_kernel": "8"})
-HALF = (
-    CHOSEN,
-    Form(f"{OURS}, new buffers"),
-    FLASH,
-    Form("flash, new buffers", provider=FLASH.provider),
-    CUDNN,
-    Form("cuDNN, new buffers", provider=CUDNN.provider),
+OTHERS = (
+    Form("portable", PORTABLE),
+    Form("fp32, portable", PORTABLE, "fp32", provider={"use_tf32": "0"}, limit=EXACT),
+    *(Form(dtype, OURS, dtype, True, limit=QUANTISED) for dtype in ("int8-fp16", "int4-fp16")),
     Form(PEER, PEER),
 )
-OTHERS = (
-    *(Form(dtype, OURS, dtype, True, limit=QUANTISED) for dtype in ("int8-fp16", "int4-fp16")),
-    Form("fp32, portable", PORTABLE, "fp32", provider={"use_tf32": "0"}, limit=EXACT),
-    Form("fp32 in TF32, portable", PORTABLE, "fp32", limit=TF32),
-    *(Form(f"{dtype}, portable", PORTABLE, dtype, limit=QUANTISED) for dtype in ("int8", "int4")),
-)
 """They are measured at the shorter lengths."""
-FORMS = {"float16": HALF + OTHERS, "bfloat16": (*HALF[:2], HALF[-1])}
-HEADS = ((36, 56), (32, 64), (17, 120), (16, 128))
-"""Number and size; in the graph, each has 8 channels more. Flash attention has kernels for some sizes only,
-and onnxruntime has another one for decoding with sizes of 64, 128 and 256."""
+FORMS = {"float16": (CHOSEN, Form(f"{OURS}, new buffers"), FLASH, *OTHERS), "bfloat16": (CHOSEN,)}
 INTRO = f"""\
 {{sizes}}; random weights, the same for all, scaling none. Only the last token's logits are computed.
 
 {measuring.SAID} *Extra* is by how much onnxruntime's memory on the GPU grew since a prompt of
 {WARM_UP} tokens, and the cache is the prompt's. `{OURS}` has one buffer for past and present, and the kernel
-that onnxruntime chooses. *New buffers*: the same graph returns a new cache for each token. *flash* and
-*cuDNN*: no other kernel is allowed (`sdpa_kernel`). Other names are the dtype of another graph, which has one
-buffer too if it is not portable. Ratios are to `{OURS}`. *Difference*: the largest difference of the last
-logits from stock's in torch in float32, relative to the largest logit, for the shortest prompt.
+that onnxruntime chooses. *New buffers*: the same graph returns a new cache for each token. *flash*: no other
+kernel is allowed (`sdpa_kernel`). *Portable* is the profile of standard operators. Other names are the dtype
+of another graph. Ratios are to `{OURS}`. *Difference*: the largest difference of the last logits from stock's
+in torch in float32, relative to the largest logit, for the shortest prompt.
 
-{kernels.SAID} *Copies* between CPU and GPU and *nodes on the CPU* are of the graph, not of a run."""
+{kernels.SAID} *Copies* between CPU and GPU and *nodes on the CPU* are of the graph, not of a run. *Providers*
+are those that the session names."""
 TIMES_HEAD = ["tokens", "graph", *measuring.COLUMNS, "difference"]
-RAN_HEAD = ["graph", "run", "onnxruntime says", "kernels", "copies", "nodes on the CPU"]
-HEADS_HEAD = ["heads", "in the graph", "prefill", "decoding", "tokens", "prefill ms", "decoding ms"]
+RAN_HEAD = ["graph", "run", "kernels", "providers", "copies", "nodes on the CPU"]
 
 
 def run(settings: Settings, document: Document) -> None:
     if lacking := missing(settings.device):
         document.skip("everything", lacking)
         return
-    dtypes, heads = settings.size([*FORMS], ["float16"]), settings.size(HEADS, HEADS[:1])
-    weights = [*(len(FORMS[dtype]) for dtype in dtypes), *[2] * len(heads)]
-    table: list[list[str]] = []
-    for item, until in shared([*dtypes, *heads], settings.until, weights):
-        if isinstance(item, str):
-            compare_forms(document, settings, item, until)
-        else:
-            table += head_rows(document, settings, *item, until)
-            document.put("Heads, float16", report.table(HEADS_HEAD, table, texts=4))
+    dtypes = settings.size([*FORMS], ["float16"])  # the CPU's attention does not have bfloat16
+    for dtype, until in shared(dtypes, settings.until, [len(FORMS[dtype]) for dtype in dtypes]):
+        compare_forms(document, settings, dtype, until)
 
 
 def missing(device: str) -> str | None:
@@ -133,8 +109,8 @@ def missing(device: str) -> str | None:
 
 def compare_forms(document: Document, settings: Settings, dtype: str, until: float) -> None:
     """Measures all forms of a checkpoint in this dtype, and writes the tables after each."""
-    forms = settings.size(FORMS[dtype], (CHOSEN, HALF[-1], *OTHERS[::2]))
-    lengths = settings.size((2048, 8192, 32768, 65536), (24, 48))
+    forms = settings.size(FORMS[dtype], (CHOSEN, *OTHERS))
+    lengths = settings.size((2048, 8192, 32768), (24, 48))
     setup = settings.setup(dtype, BLOOM_1B7, lengths[-1], layers=6, vocabulary=32768, dtype=dtype)
     document.intro = INTRO.format(sizes=setup.said())
     setup.folder.mkdir()
@@ -162,28 +138,12 @@ def compare_forms(document: Document, settings: Settings, dtype: str, until: flo
         document.put(f"BLOOM's graphs, {dtype}", report.table(TIMES_HEAD, time_rows(results, gaps), texts=2))
 
 
-def head_rows(
-    document: Document, settings: Settings, heads: int, size: int, until: float
-) -> Iterator[list[str]]:
-    """The lines of a model with so many heads of this size."""
-    lengths, name = settings.size((8192, 65536), (24,)), f"{heads}x{size}"
-    geometry = {"heads": heads, "head_dim": size, "layers": 6, "vocabulary": 1024, "dtype": "float16"}
-    setup = settings.setup(name, geometry, lengths[-1])
-    setup.folder.mkdir()
-    onnx_speed.make_checkpoints(setup, [OURS])
-    cells, ran = tried(document, setup, FLASH, lengths, until) or ({}, [])
-    said = [f"{setup.heads} x {setup.head_dim}", str(setup.head_dim + 8), *(row[2] for row in ran)]
-    for length, cell in cells.items():
-        yield [*said, str(length), cell.prompt.milliseconds, cell.token.milliseconds]
-
-
 def tried(
     document: Document, setup: Setup, form: Form, lengths: Sequence[int], until: float
 ) -> tuple[dict[int, Cell], list[list[str]]] | None:
     """What ``measure`` finds in a process of its own, with a new graph if there is none; notes problems."""
     name = f"{form.name}, {setup.heads} heads x {setup.head_dim}, {setup.dtype}"
-    # Not every onnxruntime has cuDNN's attention for every graph.
-    note = document.skip if form.folder == PEER or form.provider == CUDNN.provider else document.fail
+    note = document.skip if form.folder == PEER else document.fail
     if time.monotonic() > until:
         document.skip(name, "no time")
         return None
@@ -195,11 +155,9 @@ def tried(
         note(name, error)
         return None
     if setup.device != "cpu" and form.folder == OURS:
-        said = " ".join(f"{row[2]} {row[3]}" for row in ran).lower()
-        wanted = "cudnn" if form.provider == CUDNN.provider else "flash" if form.provider else "flash|cudnn"
+        said, wanted = " ".join(row[2] for row in ran), "flash" if form.provider else "flash|cuDNN"
         if not re.search(wanted, said):
             note(name, f"the kernel of its attention is not {wanted}, but {said}")
-            return None
         if max(int(row[4]) for row in ran) > COPIES:
             note(name, f"{ran[0][4]} copies between CPU and GPU, more than {COPIES}")
     return cells, ran
@@ -275,18 +233,16 @@ def time_rows(results: Mapping[int, Mapping[str, Cell]], gaps: Mapping[str, floa
 
 def kernels_of(setup: Setup, form: Form, length: int) -> list[list[str]]:
     """The lines of ``RAN_HEAD`` for a prompt, and for a token over its cache; needs a process of its own."""
-    os.environ[KERNEL_INFO] = "1"
     cached = form.open(setup, profile=setup.folder / "profile")
     ids = onnx_speed.tokens(setup, length + WARM_UP)
     prompt = partial(cached.prompt, ids[:, :length], ids.shape[1])
     token = partial(cached.step, ids[:, length : length + 1])
     found = []
     for name, call in (("prefill", prompt), ("decoding", token)):
-        with printed() as lines:
-            times = kernels.profile(call, setup.device)
-        found.append([form.name, name, kernel_info(lines), kernels.described(times)])
+        found.append([form.name, name, kernels.described(kernels.profile(call, setup.device))])
+    providers = ", ".join(each.removesuffix("ExecutionProvider") for each in cached.session.get_providers())
     copies, on_cpu = placed(cached.profiled())
-    return [[*row, str(copies), str(on_cpu)] for row in found]
+    return [[*row, providers, str(copies), str(on_cpu)] for row in found]
 
 
 def placed(events: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
@@ -295,26 +251,3 @@ def placed(events: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     copies = [node for node in nodes.values() if node["op_name"].startswith("Memcpy")]
     on_cpu = [node for node in nodes.values() if node.get("provider") == onnx_speed.PROVIDERS["cpu"]]
     return len(copies), len(on_cpu)
-
-
-@contextmanager
-def printed() -> Iterator[list[str]]:
-    """The lines that this process, onnxruntime's library included, prints to stdout; they are not shown."""
-    lines: list[str] = []
-    sys.stdout.flush()
-    kept = os.dup(1)
-    with tempfile.TemporaryFile("w+", errors="replace") as file:
-        os.dup2(file.fileno(), 1)
-        try:
-            yield lines
-        finally:
-            os.dup2(kept, 1)
-            os.close(kept)
-            file.seek(0)
-            lines += file.read().splitlines()
-
-
-def kernel_info(lines: Sequence[str]) -> str:
-    """The kernels of GroupQueryAttention as onnxruntime calls them, each once."""
-    found = re.findall(r"Operator=GroupQueryAttention .*SdpaKernel=(\w+)", "\n".join(lines))
-    return ", ".join(dict.fromkeys(found)) or "-"

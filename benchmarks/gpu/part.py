@@ -7,18 +7,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import measuring
 import torch
-from measuring import STOCK, Setup
-from report import Document
+from measuring import Setup
 
 T = TypeVar("T")
 TRAIN_LENGTH = 2048
-DTYPES = ("bfloat16", "float16")
 CONVERSIONS: dict[str, dict[str, Any]] = {
     "none": {"method": "none"},
     "static": {"method": "ntk", "scale": 8},
@@ -30,7 +27,6 @@ EXACT, ROUNDING = 1e-3, 3.0
 differ from stock in float32 this many times as much as stock in half precision does."""
 BLOOM_560M: dict[str, Any] = {"heads": 16, "head_dim": 64, "layers": 24, "vocabulary": 250880}
 BLOOM_1B7: dict[str, Any] = {"heads": 16, "head_dim": 128, "layers": 24, "vocabulary": 250880}
-MPT_7B: dict[str, Any] = {"heads": 32, "head_dim": 128, "layers": 32, "vocabulary": 50432, "family": "mpt"}
 """The sizes of published models."""
 
 
@@ -87,10 +83,9 @@ class Side:
     attention: str | None
     """The implementation's name in transformers; None for the model's default."""
     required: bool = False
-    """Without it, the part has failed."""
+    """Without it, the part has failed; others may not be installed."""
     exact: bool = False
     """It is also compared in float32, which flash attention does not have and flex has to compile."""
-    dtypes: Sequence[str] = DTYPES
 
 
 @contextmanager
@@ -105,36 +100,13 @@ def repositories(setup: Setup, *conversions: str) -> Iterator[None]:
         shutil.rmtree(setup.folder, ignore_errors=True)
 
 
-def available(document: Document, setup: Setup, sides: Sequence[Side]) -> list[Side]:
-    """The sides that can be run here. Of the others the document says why not."""
-    found = []
-    for side in sides:
-        reason = lacking(setup, side)
-        if reason is None:
-            found.append(side)
-        else:
-            (document.fail if side.required else document.skip)(f"{setup.family}, {side.name}", reason)
-    return found
-
-
-def lacking(setup: Setup, side: Side) -> object:
-    """Why transformers or the model does not have an attention; None if it does. No weights are loaded."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    trusted = {"trust_remote_code": side.folder != STOCK}
-    config = AutoConfig.from_pretrained(setup.folder / side.folder, **trusted)
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=side.attention, **trusted)
-    except Exception as error:  # of many classes: not installed, not supported, not found on the Hub
-        return error
-    found = model.config._attn_implementation
-    return None if side.attention in (None, found) else f"transformers would take {found} in its place"
-
-
 def load(setup: Setup, side: Side) -> Any:
-    """The model of a side that is available."""
-    # With accelerate, weights go to the GPU as they are read, without a copy of the model beside it.
-    direct = setup.device != "cpu" and find_spec("accelerate") is not None
-    options: dict[str, Any] = {"device_map": setup.device} if direct else {}
-    return measuring.load(setup, side.folder, attn_implementation=side.attention, **options)
+    """The model of a side.
+
+    Raises:
+        ValueError: transformers takes another attention in place of the one that is asked for.
+    """
+    model = measuring.load(setup, side.folder, attn_implementation=side.attention)
+    if side.attention not in (None, found := model.config._attn_implementation):
+        raise ValueError(f"transformers takes {found} in place of {side.attention}")
+    return model

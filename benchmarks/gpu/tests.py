@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from gpu.part import Settings
 
 TITLE = "the tests marked gpu"
 MARK = "pytest.mark.gpu"
+LINES = 80
 
 
 def run(settings: Settings, document: Document) -> None:
@@ -21,19 +23,25 @@ def run(settings: Settings, document: Document) -> None:
     # Collecting all files of tests would take longer than the tests.
     found = [path for path in sorted((report.ROOT / "tests").rglob("test_*.py")) if MARK in path.read_text()]
     files = [str(path.relative_to(report.ROOT)) for path in found]
-    options = ["-q", "-rfEs", "--tb=line", "-m", "gpu", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-v", "-rfEs", "--tb=line", "-m", "gpu", *files]
+    command += ["-p", "no:cacheprovider"]
     if find_spec("xdist") and not settings.trial:  # most of the time of a tiny model's test is the CPU's
-        options += ["-n", "4"]
-    command = [sys.executable, "-m", "pytest", *options, *files]
-    seconds = max(1.0, settings.until - time.monotonic())
-    try:
-        ended = subprocess.run(command, cwd=report.ROOT, timeout=seconds, capture_output=True, text=True)
-    except subprocess.TimeoutExpired:
-        document.fail("pytest", f"not done within {seconds:.0f} s")
-        return
-    lines = (ended.stdout + ended.stderr).replace(str(report.ROOT), ".").splitlines()[-30:]
-    document.put("Results", "\n".join(["```", *lines, "```"]))
-    if ended.returncode:
-        document.fail("pytest", f"ended with {ended.returncode}")
+        command += ["-n", str(min(8, os.cpu_count() or 1))]
+    log = settings.folder / "log"
+    with log.open("w") as output:
+        single = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, cwd=report.ROOT, env=single, stdout=output, stderr=output)
+        while True:
+            code = process.poll()
+            lines = log.read_text().replace(str(report.ROOT), ".").splitlines()[-LINES:]
+            document.put("Results", "\n".join(["```", *lines, "```"]))
+            if code is not None or time.monotonic() > settings.until:
+                break
+            time.sleep(0.5)
+        process.kill()
+    if code is None:
+        document.fail("pytest", "no time")
+    elif code:
+        document.fail("pytest", f"ended with {code}")
     elif "passed" not in lines[-1] and not settings.trial:
         document.fail("pytest", "no test passed")

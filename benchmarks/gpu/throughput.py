@@ -25,12 +25,9 @@ SIDES = (
     Side("sdpa, generate", "generate", "none", "sdpa"),
     Side("sdpa, generate_batch", "generate_batch", "none", "sdpa"),
     Side("flash_attention_2, generate_batch", "generate_batch", "none", "flash_attention_2"),
-    Side("flash_attention_3, generate_batch", "generate_batch", "none", "flash_attention_3"),
     Side("sdpa, ntk by position, generate_batch", "generate_batch", "position", "sdpa"),
     Side("vLLM, static, slopes, FLASH_ATTN", "vllm", "static", "FLASH_ATTN"),
-    Side("vLLM, static, slopes, TRITON_ATTN", "vllm", "static", "TRITON_ATTN"),
     Side("vLLM, by position, folded, FLASH_ATTN", "vllm", "position", "FLASH_ATTN"),
-    Side("vLLM, by position, folded, TRITON_ATTN", "vllm", "position", "TRITON_ATTN"),
 )
 INTRO = f"""\
 {{sizes}}, random weights. {{count}} prompts of {{shortest}} to {{longest}} tokens, {{new}} new tokens each,

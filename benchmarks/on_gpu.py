@@ -31,11 +31,11 @@ from gpu.part import Settings, shared
 PARTS = {
     "right": 80,
     "tests": 70,
+    "choices": 50,
     "attention": 130,
     "limits": 25,
     "graphs": 120,
     "encoders": 45,
-    "throughput": 45,
 }
 """Part, a module in ``gpu/`` -> its share of the time, in order of worth, because a run may be cut off at any
 time. What a part leaves is divided among those after it."""

@@ -50,6 +50,7 @@ def load(folder: Path, provider: str = "cpu", graph: str | None = None) -> Any:
         with redirect_stdout(sys.stderr):  # where it says what it does not find
             onnxruntime.preload_dlls()  # finds CUDA in NVIDIA's pip packages too
         config.append_provider("cuda")
+        config.set_provider_option("cuda", "sdpa_kernel", "2")  # see generate_onnx.py
         graph = graph or IN_HALF_PRECISION.get(settings(folder)["decoder"]["filename"])
     if graph is not None:
         config.overlay(json.dumps({"model": {"decoder": {"filename": graph}}}))

@@ -26,9 +26,9 @@ import onnxruntime as ort
 
 PROVIDERS: dict[str, tuple[str, dict[str, str]]] = {
     "cpu": ("CPUExecutionProvider", {}),
-    # FlashAttention (1), or memory-efficient attention (2) for cards and heads that it does not take. Else
-    # onnxruntime 1.28 and newer take cuDNN's on an H100, which makes a plan for each length of a prompt.
-    "cuda": ("CUDAExecutionProvider", {"sdpa_kernel": "3"}),
+    # Memory-efficient attention. FlashAttention (1) is wrong for heads of 128 in onnxruntime 1.31, and that
+    # of cuDNN, which an H100 has by default, makes a plan for each length (docs/onnx.md).
+    "cuda": ("CUDAExecutionProvider", {"sdpa_kernel": "2"}),
 }
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 

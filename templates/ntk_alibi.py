@@ -20,9 +20,12 @@ This file is part of a converted repository and imports only torch.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.backends import cuda
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Extra channels of a folded query or key: 2 parts of the slope x 3 digits of the position, 1 for the
 # padding mask, 1 unused. Fused kernels want a multiple of 8.
@@ -30,6 +33,9 @@ CHANNELS = 8
 # Positions are written in base 256: one digit is exact in bfloat16's 8 bits, and three digits reach 2 ** 24.
 # The kernel sums in float32, so the rounding error grows with slope * position, as in stock models.
 BASE = 256
+# From so many queries on, cuDNN's kernel saves more than the 40 ms in which it plans for each new length.
+PLANNED = 16384
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # Keys of alibi_scaling that only these types have.
 OWN_KEYS = {
     "fitted": {"exponents", "temperatures"},
@@ -248,6 +254,14 @@ def key_channels(positions: torch.Tensor, real: torch.Tensor | None) -> torch.Te
         positions, padded = positions * real, (~real) * PADDED_KEY
     digits = [positions // BASE**2 * BASE, positions // BASE % BASE, positions % BASE / BASE]
     return torch.stack([*digits * 2, padded, torch.zeros_like(padded)], dim=-1)[:, None]
+
+
+def sdpa_kernels(query: torch.Tensor) -> Any:
+    """A context for queries [B, H, Q, D] without cuDNN's sdpa, in inference: each token is a new length."""
+    if query.device.type != "cuda" or torch.is_grad_enabled() or query.shape[2] >= PLANNED:
+        return nullcontext()
+    allowed = torch.compiler.is_compiling() or cuda.cudnn_sdp_enabled()
+    return sdpa_kernel(KERNELS) if allowed else nullcontext()
 
 
 def fold(states: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:

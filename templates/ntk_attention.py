@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .ntk_alibi import CHANNELS, fold
+from .ntk_alibi import CHANNELS, fold, sdpa_kernels
 from .ntk_cache import TAKES_SLOTS, UPDATES_PAGED
 from .ntk_modes import FUNCTIONS
 from .ntk_plan import AttentionPlan
@@ -101,16 +101,17 @@ class AlibiAttention(nn.Module):
         if self.num_key_value_groups != groups:
             self.num_key_value_groups = groups  # attention functions read it here
         name = plan.implementation
-        output, weights = (eager_attention if name == "eager" else FUNCTIONS[name])(
-            self,
-            fold(query, channels),
-            key,
-            value,
-            plan.mask,
-            dropout=self.dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **keywords,
-        )
+        with sdpa_kernels(query):
+            output, weights = (eager_attention if name == "eager" else FUNCTIONS[name])(
+                self,
+                fold(query, channels),
+                key,
+                value,
+                plan.mask,
+                dropout=self.dropout if self.training else 0.0,
+                scaling=self.scaling,
+                **keywords,
+            )
         return output[..., :size].flatten(2), weights
 
 

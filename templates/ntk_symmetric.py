@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .ntk_alibi import CHANNELS, PADDED_KEY, PADDED_QUERY, Alibi, fold
+from .ntk_alibi import CHANNELS, PADDED_KEY, PADDED_QUERY, Alibi, fold, sdpa_kernels
 from .ntk_tiles import infers_on_cpu, tiled_attention, toeplitz_attention
 
 # Queries per block. Small blocks fit a CPU's caches; an accelerator needs large ones to be busy.
@@ -185,9 +185,10 @@ def blockwise_attention(
         block_slots: torch.Tensor,
     ) -> torch.Tensor:
         bias = distance_bias(block_slopes, block_slots, key).to(block.dtype)
-        return F.scaled_dot_product_attention(
-            block, key, value, attn_mask=bias, dropout_p=dropout, scale=scale
-        )
+        with sdpa_kernels(block):
+            return F.scaled_dot_product_attention(
+                block, key, value, attn_mask=bias, dropout_p=dropout, scale=scale
+            )
 
     queries = query.split(rows, dim=2)
     slots = torch.arange(query.shape[2], device=query.device).split(rows)

@@ -174,6 +174,7 @@ def test_the_graph_for_gpus(
     providers: list[str] = []
     monkeypatch.setattr(og, "is_cuda_available", lambda: True)
     monkeypatch.setattr(og.Config, "append_provider", lambda _, name: providers.append(name))
+    monkeypatch.setattr(og.Config, "set_provider_option", lambda *_: None)
     ids = tiny.token_ids(1, BEYOND)
     running = begin(example.load(folder, "cuda"), ids)
     assert providers == ["cuda"]

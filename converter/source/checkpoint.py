@@ -74,7 +74,7 @@ class Checkpoint:
     index: str | None
     """Name of the index file, if the checkpoint has one."""
     weight_map: Mapping[str, str] = field(default_factory=dict)
-    """Tensor -> file, from the index; empty without an index."""
+    """Tensor -> file, from the index; empty without an index. Tied tensors may be listed and not stored."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """By name; empty for ``.bin`` files, whose tensors are known only after loading."""
 
@@ -149,8 +149,11 @@ def target_names(files: Iterable[str], index: str | None) -> dict[str, str]:
     return {name: name for name in (*files, index) if name is not None}
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Lists and checks the weights of ``folder``; a ``SourceError`` names the wrong file or tensor."""
+def read_checkpoint(folder: Path, tied: Container[str] = ()) -> Checkpoint:
+    """Lists and checks the weights of ``folder``; a ``SourceError`` names the wrong file or tensor.
+
+    An index may list tensors in ``tied`` that no file has: transformers takes the embeddings for them.
+    """
     first = weight_index({path.name for path in folder.iterdir() if path.is_file()})
     if first is None:
         raise SourceError(f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards")
@@ -169,10 +172,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         check_pointer(folder / file)
     if first in (BIN, BIN_INDEX, TRAINING):
         return Checkpoint("bin", sizes, index, weight_map)
-    return Checkpoint("safetensors", sizes, index, weight_map, _tensors(folder, files, weight_map, first))
+    tensors = _tensors(folder, files)
+    for name, file in weight_map.items():
+        if name not in tensors and name not in tied:
+            raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")
+        if name in tensors and tensors[name].file != file:
+            raise SourceError(f"{index} places {name!r} in {file}, but it is in {tensors[name].file}")
+    return Checkpoint("safetensors", sizes, index, weight_map, tensors)
 
 
-def _tensors(folder: Path, files: list[str], weight_map: Mapping[str, str], index: str) -> dict[str, Tensor]:
+def _tensors(folder: Path, files: list[str]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in files:
         for name, tensor in read_header(folder / file).items():
@@ -186,11 +195,6 @@ def _tensors(folder: Path, files: list[str], weight_map: Mapping[str, str], inde
                     "point; convert the checkpoint that it was made from"
                 )
             tensors[name] = replace(tensor, file=file)
-    for name, file in weight_map.items():
-        if name not in tensors:
-            raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")
-        if tensors[name].file != file:
-            raise SourceError(f"{index} places {name!r} in {file}, but it is in {tensors[name].file}")
     return tensors
 
 

@@ -101,7 +101,8 @@ def transfer(
     _do(list(jobs.values()), size, "converting weights" if rewritten else "copying weights", progress)
     copied = {None: "copied", "reflink": "not shared"}.get(order.link, "not linked")
     how.update(["converted" if rewritten else copied] * len(jobs))
-    if rewritten or any(name != target for name, target in targets.items()):  # shards of a subfolder move
+    moved = any(name != target for name, target in targets.items())  # shards of a subfolder
+    if rewritten or moved or checkpoint.weight_map.keys() - checkpoint.tensors.keys():
         headers = _read_shards(checkpoint, folder, targets)
         index = checkpoint.index
         if index is not None and index in targets:  # a single .bin file no longer needs an index

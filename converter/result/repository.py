@@ -16,7 +16,12 @@ from converter.source.source import CARD, CONFIG, Source
 from converter.weights.files import copy_file
 
 KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
-KEPT_NAMES = ("license", "licence", "copying", "notice", "use_policy", "acceptable_use")
+LICENCE = re.compile(
+    r"(copying|notice|use_policy|acceptable_use|licen[sc]e).*"
+    r"|.*(licen[sc]e|许可)[^.]*(\.(md|txt|pdf))?",
+    re.IGNORECASE,
+)
+"""Matches names of licences, also of Baichuan: Community License for Baichuan2 Model.pdf."""
 VERSIONED = re.compile(r"(config|tokenizer)\.\d.*\.json")
 """Files for one version of transformers, which a key that is not kept would name; see ``keys.py``."""
 LEFT_ENDS = (".index.json", ".safetensors", ".bin", ".py")
@@ -45,7 +50,7 @@ def small_files(names: Iterable[str], *, but: Collection[str] = ()) -> list[str]
         and name not in but
         and not VERSIONED.fullmatch(name)
         and not name.endswith(LEFT_ENDS)
-        and (name.endswith(KEPT_ENDS) or name.lower().startswith(KEPT_NAMES))
+        and (name.endswith(KEPT_ENDS) or LICENCE.fullmatch(name))
     )
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -60,8 +60,10 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     if place.exists() and not place.is_dir():
         raise OutputError(f"`out` {out} is a file; name a folder that does not exist yet")
     weights = {Path(os.path.realpath(entry)) for pattern in ("*", "*/*") for entry in source.glob(pattern)}
-    if place.is_relative_to(origin) or any(path.is_relative_to(place) for path in {origin, *weights}):
-        raise OutputError(f"`out` {out} and the source {source} overlap; name another folder")
+    overlap = OutputError(f"`out` {out} and the source {source} overlap; name another folder")
+    sources = _folders(above for path in {origin, *weights} for above in (path, *path.parents))
+    if sources & _folders([place]) or _folders([origin]) & _folders(place.parents):
+        raise overlap
     if Path.cwd().is_relative_to(place) and place.is_dir():
         raise OutputError(f"`out` {out} is or contains the current folder; name a new folder")
     if place.is_mount():
@@ -71,12 +73,26 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
             f"`out` {out} holds {name!r}, and `overwrite` replaces only a result or a folder with "
             "nothing but a model's files; move it away, or name another folder"
         )
+    if sources & _folders(
+        Path(here) for here, _, _ in os.walk(place)
+    ):  # a folder there is mounted as the source
+        raise overlap
     if place.is_dir() and any(place.iterdir()) and not overwrite:
         raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
     check_parents(place, out)
     if place.exists() and not os.access(place, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in `out` {out}; name another folder")
     return place
+
+
+def _folders(paths: Iterable[Path]) -> set[tuple[int, int]]:
+    """What identifies each folder that exists: another path may lead to it too, through a bind mount."""
+    found = set()
+    for path in set(paths):
+        with suppress(OSError):
+            status = path.stat()
+            found.add((status.st_dev, status.st_ino))
+    return found
 
 
 def _foreign(place: Path) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -16,12 +17,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from converter.errors import SourceError
+from converter.errors import SourceError, Unfinished
+from converter.model import open_with_request
+from converter.plan import prepare, write
+from converter.result.card import read_origin
 from converter.source.checkpoint import parse_header, weight_files
 from converter.source.jsonfile import parse_object
 from tests.conftest import MakeSource, RunCli
 from tests.hostile import sources
 from tests.hostile.outcomes import outcomes
+from tests.onnx_graphs import with_modules
 
 ROOT = Path(__file__).parent.parent
 
@@ -126,6 +131,38 @@ def test_a_link_out_of_the_source(
     )
     if name == "config.json":  # of these files, inspect reads no other
         assert refused("inspect", folder) == line
+
+
+def exchanged(path: Path, secret: Path) -> None:
+    """The file, or the folder that it is in, becomes a link to a private one of the same name."""
+    part = path.parent if path.parent.name == "1_Pooling" else path
+    part.rename(part.with_name("moved"))
+    part.symlink_to(secret / part.name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["LICENSE", "tokenizer.json", "1_Pooling/config.json", "model.safetensors.index.json", "README.md"],
+)
+def test_a_file_that_is_exchanged_for_a_link_once_it_is_checked(
+    name: str, make_source: MakeSource, tmp_path: Path
+) -> None:
+    folder = with_modules(make_source("jina_bert", sharded=True))
+    secret, out = tmp_path / "secret", tmp_path / "out"
+    (folder / "LICENSE").touch()
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n", encoding="utf-8")
+    (secret / name).parent.mkdir(parents=True)
+    (secret / name).write_text('{"weight_map": {"secret": "a.safetensors"}}', encoding="utf-8")
+    out.mkdir()
+    model, request = open_with_request(folder, scale=2.0)
+    plan = prepare(model, request)
+    exchanged(folder / name, secret)
+    if name == "README.md":
+        assert read_origin(model.source, None).card == ""
+        return
+    with pytest.raises(Unfinished, match=f"{re.escape(Path(name).name)} changed while it was read"):
+        write(plan, out)
+    assert not (out / name).exists()
 
 
 def test_links_that_are_meant(

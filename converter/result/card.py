@@ -18,7 +18,7 @@ from converter.recipes.words import Words
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import DYNAMIC_REACH, Dynamic, Unscaled
 from converter.source.hub import is_repo_id
-from converter.source.source import CARD, Source
+from converter.source.source import CARD, Source, belongs
 from converter.source.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ class Origin:
 def read_origin(source: Source, base_model: str | None) -> Origin:
     """The origin of a conversion whose card, if any, was fetched; ``base_model`` is what the user gave."""
     path, card = source.folder / CARD, ""
-    if path.is_file() and path.stat().st_size <= LARGEST_CARD:
+    ours = not source.local or belongs(path, source.folder)  # a link since it was checked may lead elsewhere
+    if ours and path.is_file() and path.stat().st_size <= LARGEST_CARD:
         card = path.read_text(encoding="utf-8", errors="replace")
     return Origin(source.name, base_model or source.repo_id, source.commit, card)
 

@@ -12,8 +12,8 @@ from converter.config import Config
 from converter.families.templates import templates_folder
 from converter.source.keys import ADAPTER
 from converter.source.remote_code import without_references
-from converter.source.source import CARD, CONFIG, Source
-from converter.weights.files import copy_file
+from converter.source.source import CARD, CONFIG, Source, belongs
+from converter.weights.files import changed, copy_file
 
 KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 LICENCE = re.compile(
@@ -76,7 +76,11 @@ def write_repository(
         copy_file(templates_folder() / name, folder / name)
     for name in copied:
         (folder / name).parent.mkdir(exist_ok=True)
-        copy_file(source.folder / name, folder / name)
+        # Hours may have passed since it was checked: it may have become a link to a private file.
+        place = (source.folder / name).resolve()
+        if source.local and not belongs(place, source.folder):
+            raise changed(name)
+        copy_file(place, folder / name, follow=False)
 
 
 def own_code_only(contents: Mapping[str, Any], code: Collection[str]) -> tuple[dict[str, Any], str | None]:

@@ -45,6 +45,8 @@ LARGEST_HEADER = 32 << 20
 """Bytes. A tensor takes about 120; at the safetensors library's limit, 100 MB, parsing needs a GB."""
 MOST_DIMENSIONS = 16
 """Dimensions of one tensor; a model's have about five at most."""
+LONGEST_FILE = 240
+"""Bytes of a weight file's name: file systems allow 255, and while it is written, its name is longer."""
 LONGEST_NAME = 512
 """Characters of a tensor's name; a model's have about 100 at most."""
 
@@ -120,12 +122,17 @@ def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str,
     for tensor, file in weight_map.items():
         if QUANTISED.search(tensor):
             raise quantised(f"tensor {tensor[:200]!r}")
-        plain = isinstance(file, str) and file.isprintable() and len(file) < 256
+        plain = isinstance(file, str) and file.isprintable()
         # Not absolute, and without a part that leads out of the folder.
         if not plain or not file.endswith(suffix) or {"", ".", ".."} & {*file.split("/")}:
             raise SourceError(
                 f"{index} places {tensor[:200]!r} in {str(file)[:200]!r}, which is not a weight file "
                 "in its folder"
+            )
+        if len(file.encode()) > LONGEST_FILE:
+            raise SourceError(
+                f"{index} names a file {file[:80]!r}... of more than {LONGEST_FILE} bytes; give it a shorter "
+                "name, there and in the folder"
             )
     return weight_map
 

@@ -7,6 +7,7 @@ however that ends. A later run removes only folders whose lock is free, or conti
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import glob
@@ -32,7 +33,10 @@ LONGEST = 200
 MARK = ".ntk-convert-"
 """In the name of every staging folder."""
 ASIDE = ".old"
-"""Suffix of the name under which ``--overwrite`` moves the old folder aside for an instant."""
+"""Suffix of the name under which ``--overwrite`` moves the old folder aside for an instant, where it cannot
+exchange it with the new one."""
+HERE, EXCHANGE = -100, 2
+"""Linux' AT_FDCWD and RENAME_EXCHANGE, of renameat2."""
 
 BESIDE = re.compile(
     r"README\.md|ntk_convert\.json|onnx_validation\.json|.*\.onnx\.failed|\.gitattributes"
@@ -235,6 +239,11 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                         raise OutputError(
                             "`out` was filled by another program meanwhile; give `overwrite`"
                         ) from error
+                if _exchange(staging, place):
+                    shutil.rmtree(
+                        staging, ignore_errors=True
+                    )  # the old folder; a kill leaves it to the next run
+                    break
                 shutil.rmtree(aside, ignore_errors=True)
                 with suppress(FileNotFoundError):  # another run moved it first
                     place.rename(aside)
@@ -248,6 +257,14 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
         _flush(place.parent)
     if waiting:
         raise Interrupted("`out` is complete")
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges two folders in one step, so neither place is ever empty; False where the system cannot."""
+    with suppress(AttributeError):  # the C library has no such call
+        rename = ctypes.CDLL(None).renameat2
+        return bool(rename(HERE, os.fsencode(one), HERE, os.fsencode(other), EXCHANGE) == 0)
+    return False
 
 
 def _flush(path: Path) -> None:

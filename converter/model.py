@@ -105,7 +105,7 @@ class Model:
     def checkpoint(self) -> Checkpoint:
         """The headers of its weights, which must be in the source's folder; a ``SourceError`` if damaged."""
         try:
-            return read_checkpoint(self.source.folder)
+            return read_checkpoint(self.source.folder, self.recipe.tied_tensors)
         except SourceError:
             self.source.check(self.source.weights())  # what is wrong with a download is its digest
             raise

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from converter.errors import OutputError
 
+LONGEST_PATH = 3500
+"""Bytes; systems allow 4095."""
+
 
 def expand(path: str | Path) -> Path:
     """``path`` with ``~`` and ``~user`` replaced; as it is if there is no such user."""
@@ -36,6 +39,12 @@ def out_path(out: str | Path) -> Path:
         raise OutputError(
             f"`out` {str(place)[-80:]!r} has characters that cannot be printed; name another folder, "
             "or set a UTF-8 locale if it has none"
+        )
+    # Files in it have names too, and a staging folder is beside it.
+    if any(len(os.fsencode(part)) > 255 for part in place.parts) or len(os.fsencode(place)) > LONGEST_PATH:
+        raise OutputError(
+            f"`out` {str(out)[:80]}... is too long: file systems allow 255 bytes in a name, and about "
+            f"{LONGEST_PATH} in a path; choose a shorter one"
         )
     return place
 

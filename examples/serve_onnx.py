@@ -21,6 +21,7 @@ import queue
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -105,7 +106,10 @@ class Service:
             if not isinstance(prompt, str):
                 raise Refused(400, "prompt must be a text")
             try:
+                prompt.encode()  # JSON can have halves of a surrogate pair, which are no characters
                 ids = self.encode(prompt)
+            except UnicodeEncodeError:
+                raise Refused(400, "prompt is not valid Unicode") from None
             except ValueError as error:
                 raise Refused(400, str(error)) from None
         known = range(self.model.logits.shape[2])
@@ -178,19 +182,25 @@ class Handler(BaseHTTPRequestHandler):
                 self.send(500, {"error": "the model failed; the server's log says why"})
 
     def body(self) -> bytes:
-        """The request's body; raises ``Refused`` with status 404, 411 or 413."""
+        """The request's body; raises ``Refused`` with status 403, 404, 408, 411 or 413."""
         if self.path != "/generate":
             raise Refused(404, PATHS)
+        if "Origin" in self.headers:  # a browser's; without this check, any web page could use a local server
+            raise Refused(403, "requests of web pages are not answered")
         size = self.headers.get("Content-Length", "")
         if not (size.isascii() and size.isdigit() and len(size) < 16):
             raise Refused(411, "the header Content-Length is missing, or no number")
         left, most = int(size), (1 << 20) + 32 * self.server.service.length
-        if left <= most:
-            return self.rfile.read(left)
-        # Read it nevertheless: a client that still writes would not see the answer.
-        while left > 0 and (piece := self.rfile.read(min(left, 1 << 16))):
+        # A longer one is read nevertheless: a client that still writes would not see the answer.
+        body, short, until = bytearray(), left <= most, time.monotonic() + PATIENCE
+        while left > 0 and (piece := self.rfile.read1(min(left, 1 << 16))):
             left -= len(piece)
-        raise Refused(413, f"the body is longer than {most} bytes")
+            body += piece if short else b""
+            if time.monotonic() > until:  # the timeout of a connection starts again with each byte
+                raise Refused(408, f"the body did not arrive within {PATIENCE} seconds")
+        if not short:
+            raise Refused(413, f"the body is longer than {most} bytes")
+        return bytes(body)
 
     def run(self, batch: Batch, request: Request) -> None:
         """Generates, and sends the answer: a line for each token at once, or all in one object."""

@@ -160,9 +160,10 @@ class Trial:
             return
         if code == 0 and now != self.complete:
             yield "it succeeded, and out is not complete"
-        # Killed between two renames, --overwrite leaves the old folder beside out, and puts it back later.
+        # Where folders cannot be exchanged, a kill leaves the old one beside out; the next run puts it back.
         hopeless = code < 0 or fault in ("Ctrl-C, held down", "disk full", "one failure")
-        moved = now is None and hopeless and any(path.name.endswith(".old") for path in left)
+        aside = any(path.name.endswith(".old") for path in left)
+        moved = now is None and hopeless and aside and "_exchange" in self.planted
         if now not in (before, self.complete) and not moved:
             yield "out is neither as before nor complete"
         if code > 0 and not one_line(err):

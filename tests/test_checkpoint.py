@@ -140,6 +140,8 @@ def test_an_index_with_its_shards(tmp_path: Path) -> None:
         ({"a": "a\nb.safetensors"}, r"'a\nb.safetensors'"),
         ({"a": "config.json"}, "'config.json'"),
         ({"a": "a.bin"}, "'a.bin'"),
+        ({"a": "é" * 121 + ".safetensors"}, "of more than 240 bytes; give it a shorter name"),
+        ({"a": "a" * 9999 + ".safetensors"}, "of more than 240 bytes; give it a shorter name"),
         ({"a": 3}, "3"),
         ({"a": None}, "None"),
         ({}, "no weight_map"),

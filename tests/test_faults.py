@@ -35,10 +35,16 @@ def test_all_or_nothing(tmp_path: Path, kind: str) -> None:
     assert trial.tried == len(FAULTS)
 
 
+TWO_RENAMES = "staging._exchange = lambda *folders: False"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["copy", "overwrite"])
-def test_each_point_of_putting_the_folder_in_place(tmp_path: Path, kind: str) -> None:
-    trial = Trial(kind, tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "planted"), [("copy", ""), ("overwrite", ""), ("overwrite", TWO_RENAMES)], ids=str
+)
+def test_each_point_of_putting_the_folder_in_place(tmp_path: Path, kind: str, planted: str) -> None:
+    """Out is there at any point, unless the system cannot exchange folders."""
+    trial = Trial(kind, tmp_path, planted=planted)
     for at in scattered(len(trial.log), PUBLISHING):
         for fault in FAULTS[:7]:
             trial.survives(fault, at)

@@ -226,6 +226,11 @@ def write(name: str, content: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text(content)
 
 
+def many(folder: Path) -> None:
+    for number in range(1001):
+        (folder / f"{number}.json").write_text("{}")
+
+
 def add_to_config(text: str) -> Callable[[Path], object]:
     def add(folder: Path) -> None:
         content = (folder / "config.json").read_text().rstrip()
@@ -307,6 +312,7 @@ FOLDERS += [
         change_weights(lambda tensors: tensors.update(evil=Evil())),
         "pytorch_model.bin holds more than tensors: posix.system, which this tool does not run; convert",
     ),
+    ({}, many, "the source has 1004 small files such as '0.json', more than a model has (1000); move those"),
     ({}, write("tokenizer.json", POINTER), "tokenizer.json is a git-lfs pointer"),
     ({}, write("tokenizer_config.json", POINTER), "tokenizer_config.json is a git-lfs pointer"),
 ]
@@ -375,6 +381,9 @@ OUTPUTS: list[tuple[Callable[[Path], object], str, dict[str, Any], str]] = [
     (lambda place: (place / "out").write_text("keep me"), "out", {"overwrite": True}, "is a file"),
     (lambda place: (place / "loop").symlink_to("loop"), "loop", {}, "points back to itself"),
     (lambda _: None, "x" * 201, {}, "longer than 200 bytes"),
+    (lambda _: None, "x" * 256, {}, "is too long: file systems allow 255 bytes in a name"),
+    (lambda _: None, "x" * 256 + "/out", {}, "is too long: file systems allow 255 bytes in a name"),
+    (lambda _: None, "x/" * 1750, {}, "about 3500 in a path; choose a shorter one"),
     (lambda _: None, "source", {"overwrite": True}, "overlap"),
     (lambda _: None, "source/out", {"overwrite": True}, "overlap"),
     (lambda _: None, ".", {"overwrite": True}, "overlap"),

@@ -97,9 +97,10 @@ def test_every_class_of_auto_map_is_in_its_template(family: Any) -> None:
 def test_files(make_source: MakeSource, tmp_path: Path) -> None:
     source = make_source()
     kept = {"LICENSE", "USE_POLICY.md", "merges.txt", "chat_template.jinja", "special_tokens_map.json"}
-    kept |= {"tokenizer.model"}
+    kept |= {"tokenizer.model", "MODEL_LICENSE", "MODEL_LICENSE-2.pdf", "License.pdf"}
+    kept |= {"Community License for Baichuan2 Model.pdf", "Baichuan2 模型社区许可协议.pdf"}
     left = {"modeling_old.py", ".gitattributes", ".x.json", "adapter_config.json", "training_args.bin"}
-    left |= {"model.onnx"}
+    left |= {"model.onnx", "license_model.bin", "my_licensed.h5"}
     left |= {"tf_model.h5", "flax_model.msgpack", "pytorch_model.bin", "notes.pdf", "onnx/model.onnx"}
     left |= {"custom_generate/generate.py", "custom_generate/requirements.txt"}
     for folder in ("onnx", "custom_generate"):
@@ -230,6 +231,14 @@ KEPT: list[tuple[str | bytes, dict[str, Any]]] = [
     ("license: mit\r\n---\r\nText", {"license": "mit"}),
     ("license: mit\nbase_model: ./bloom", {"license": "mit"}),
     ("base_model: two words", {}),
+    # What peft and TRL write of the machine that trained
+    (
+        "base_model: /home/ada/secret/bloom\ndatasets: [~/secret/data, c4]\nlicense_link: https://a.b/secret\n"
+        "thumbnail: C:\\secret\\a.png\nmetrics: file:///secret\ntags: ['base_model:adapter:/mnt/secret/x', "
+        "'base_model:finetune:ada/b', lora, /secret/run, 'a / b']",
+        {"datasets": ["c4"], "license_link": "https://a.b/secret"}
+        | {"tags": ["lora", "a / b", "alibi", "ntk-alibi", "custom_code"]},
+    ),
     (yaml.safe_dump({"license": QUOTED}), {"license": QUOTED}),
     ("model-index:\n" + "- name: x\n" * 1_000 + "license: mit", {"license": "mit"}),
     ("license: {a: b}\nlanguage: [en, {fr: x}]\ntags: 3\ndatasets: []", {}),

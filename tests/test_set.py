@@ -21,15 +21,18 @@ from converter.recipes.overrides import overridden, parse, words
 from converter.scaling.scaling import Scaling
 from tests import tiny
 from tests.conftest import MakeSource, Pristine, Run, edit_json, fingerprint
-from tests.patched import config_of
+from tests.patched import config_of, load
 from tests.tiny import baichuan as baichuan_tiny
-from tests.tiny import replit, rotary
+from tests.tiny import bloom, replit, rotary
 from tests.tiny.layout import change_tensors, merged
 
 Refused = Callable[..., str]
 SCALE = ("--scale", "2")
 # A fine-tuned Baichuan with another vocabulary: nothing says which head it has.
 BAICHUAN = {"vocab_size": tiny.VOCAB_SIZE, "z_loss_weight": None, "norm_head": None}
+
+# transformers' class then leaves out biases.
+EXACT = {"slow_but_exact": True, "pretraining_tp": 2}
 
 
 @pytest.fixture
@@ -100,6 +103,17 @@ def test_none_removes_a_key(make_source: MakeSource, tmp_path: Path) -> None:
     overrides = {"num_attention_heads": None}
     result = convert(source, tmp_path / "out", scale=2.0, dry_run=True, overrides=overrides)
     assert result.config_changes["num_attention_heads"] == (8, None)
+
+
+def test_biases_that_the_source_s_class_leaves_out(make_source: MakeSource, tmp_path: Path) -> None:
+    """The result, unscaled, computes what the class does that has them."""
+    source, out = make_source("bloom", EXACT), tmp_path / "out"
+    convert(source, out, method="none", overrides={"slow_but_exact": False})
+    ids = torch.arange(20)[None]
+    results = [load(folder)(ids).logits for folder in (source, out)]
+    edit_json(source / "config.json", {"slow_but_exact": False})
+    torch.testing.assert_close(results[1], load(source)(ids).logits)
+    assert not torch.allclose(*results, atol=0.01)
 
 
 def test_a_rotary_model(tmp_path: Path) -> None:
@@ -214,6 +228,7 @@ def open_questions() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     foundry["attn_config"] = {key: value for key, value in foundry["attn_config"].items() if key != "alibi"}
     return {
         "baichuan": ({**baichuan_tiny.config(4), **BAICHUAN}, {"norm_head": False}),
+        "bloom": ({"model_type": "bloom", **bloom.sizes(4), **EXACT}, {"slow_but_exact": False}),
         "mpt alibi": (foundry, {"attn_config.alibi": True}),
         "mpt rmsnorm": (
             merged(replit.config(4), {"norm_type": "rmsnorm", "fc_type": None}),

@@ -18,6 +18,7 @@ from converter.recipes.alibi import check_positions
 from tests import tiny
 from tests.conftest import MakeSource
 from tests.patched import config_of
+from tests.tiny.layout import change_tensors
 
 SLOPES = "transformer.relative_pe.slopes"
 FOREIGN = {
@@ -110,3 +111,42 @@ def test_only_families_that_store_slopes_read_them(tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "copy")
     convert(source, tmp_path / "out", scale=2, verify=False)
     assert "alibi_slopes" not in config_of(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "prefix", "remedy"),
+    [
+        ("bloom", {}, "pretrained_model.", "(model.pretrained_model.save_pretrained(DIR))"),
+        ("bloom", {"fmt": "bin"}, "base_model.model.", "(model.merge_and_unload().save_pretrained(DIR))"),
+        # The backbone alone
+        (
+            "bloom",
+            {"prefix": False},
+            "pretrained_transformer.",
+            "(model.pretrained_transformer.save_pretrained",
+        ),
+        ("llama", {}, "pretrained_model.", "(model.pretrained_model.save_pretrained(DIR))"),
+        ("llama", {}, "base_model.model.", "(model.merge_and_unload().save_pretrained(DIR))"),
+        ("jina_bert", {}, "module.", "(model.module.save_pretrained(DIR))"),
+    ],
+)
+def test_names_of_a_wrapper(
+    name: str,
+    options: dict[str, Any],
+    prefix: str,
+    remedy: str,
+    make_source: MakeSource,
+    refused: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    """The line says which prefix the names have, and how to get rid of it."""
+    source = make_source(name, **options)
+
+    def wrap(tensors: dict[str, torch.Tensor]) -> None:
+        for key in list(tensors):
+            tensors[prefix + key] = tensors.pop(key)
+
+    change_tensors(source, wrap)
+    line = refused(source, "--scale", 2, "--train-length", 64, "--out", tmp_path / "out")
+    assert line.startswith(f"error: {prefix} stands before the tensors' names, such as '{prefix}")
+    assert remedy in line

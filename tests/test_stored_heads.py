@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from converter import OnnxOptions, convert, export
+from converter import OnnxOptions, convert, export, inspect
 from converter.source import values
 from tests import tiny
-from tests.conftest import edit_json
+from tests.conftest import MakeSource, edit_json
 from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Engine, assert_close, expected
 from tests.patched import config_of, load
 from tests.reference import ENCODERS
 from tests.reference import FAMILIES as REFERENCES
-from tests.tiny.layout import Format, change_tensors
+from tests.tiny.layout import Format, change_tensors, write_json
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -118,3 +121,46 @@ def test_the_remedy_uses_it(tmp_path: Path, family: str) -> None:
         assert_close(Engine(out / "model.onnx").session.run(["logits"], inputs)[0], right)
     else:
         assert_close(Engine(out / "model.onnx").step(ids, mask)[0], right)
+
+
+def only_listed(folder: Path) -> None:
+    """One shard without a head, and an index that lists it: as some programs merge and save."""
+    change_tensors(folder, lambda tensors: tensors.pop("lm_head.weight", None))
+    [file] = [*folder.glob("model.safetensors"), *folder.glob("pytorch_model.bin")]
+    shard = file.rename(file.with_stem(f"{file.stem}-00001-of-00001"))
+    stored = load_file(shard) if shard.suffix == ".safetensors" else torch.load(shard)
+    places = dict.fromkeys([*stored, "lm_head.weight"], shard.name)
+    write_json(folder / f"{file.name}.index.json", {"metadata": {}, "weight_map": places})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "how"),
+    [
+        ("bloom", {}, {}),
+        ("bloom", {}, {"link": "hard"}),
+        ("bloom", {}, {"dtype": "bf16"}),
+        ("bloom", {"fmt": "bin"}, {}),
+        ("bloom", {"head": "SequenceClassification"}, {}),
+        ("llama", {TIE: True}, {}),
+    ],
+)
+def test_a_tied_head_that_only_the_index_has(
+    make_source: MakeSource, tmp_path: Path, name: str, options: dict[str, Any], how: dict[str, Any]
+) -> None:
+    source, out = make_source(name, **options), tmp_path / "out"
+    only_listed(source)
+    inspect(source)
+    convert(source, out, scale=2.0, **how)
+    for path in out.glob("*.index.json"):  # a single .bin gets none
+        stored = {key for file in out.glob("*.safetensors") for key in load_file(file)}
+        assert json.loads(path.read_text(encoding="utf-8"))["weight_map"].keys() == stored
+
+
+@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
+def test_a_head_of_its_own_that_only_the_index_has(
+    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, fmt: Format
+) -> None:
+    source = make_source("bloom", {TIE: False}, fmt=fmt)
+    only_listed(source)
+    line = refused(source, "--scale", 2, "--out", tmp_path / "out")
+    assert "lists the tensor 'lm_head.weight', but" in line

@@ -8,6 +8,8 @@ Sources: transformers' ``models/bloom`` and the configs on the Hub. Early config
 
 from __future__ import annotations
 
+from converter.config import Config, is_number
+from converter.errors import Undecided
 from converter.families.family import Family, Trained
 
 SIZES = ("", "-560m", "-1b1", "-1b7", "-3b", "-7b1")
@@ -68,6 +70,16 @@ CHECKPOINTS = (
 )
 
 
+def check(config: Config) -> None:
+    ranks = config.get("pretraining_tp")
+    if config.get("slow_but_exact") and is_number(ranks) and ranks > 1:
+        raise Undecided(
+            f"slow_but_exact with pretraining_tp {ranks} makes transformers' BLOOM leave out the biases "
+            "after attention and MLP, with which it was trained; to convert it with them, give `overrides` "
+            "slow_but_exact=false"
+        )
+
+
 FAMILY = Family(
     name="bloom",
     title="BLOOM",
@@ -76,6 +88,7 @@ FAMILY = Family(
     checkpoints=CHECKPOINTS,
     sizes=("n_head", "hidden_size", "n_layer"),
     spellings={"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
+    check=check,
     length_hint="seq_length",
     length_doubt="is absent or 4096 in checkpoints that were trained at 2048",
     limited=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from converter.config import Config, count, is_number, read_provenance
@@ -69,6 +69,21 @@ def check_plain(config: Config) -> None:
     labels = count(config, "num_labels", default=1)
     if labels > MOST_LABELS:
         raise SourceError(f"config.json: num_labels is {labels}, more than any model has ({MOST_LABELS})")
+
+
+def check_wrapper(names: Iterable[str], embeddings: str, backbone: str) -> None:
+    """Raises ``SourceError`` if a program's wrapper was saved: no library finds tensors by its names.
+
+    ``embeddings`` is the name of the model's token embeddings without its ``backbone``.
+    """
+    for name in names:
+        wrapper = f".{name}".removesuffix(f".{embeddings}").removesuffix(f".{backbone}")[1:]
+        if name.endswith(f".{embeddings}") and wrapper:
+            inner = MERGE if wrapper.startswith("base_model") else f"model.{wrapper}.save_pretrained(DIR)"
+            raise SourceError(
+                f"{wrapper}. stands before the tensors' names, such as {name!r}: a wrapper was saved, not "
+                f"the model in it; save that ({inner}), or remove {wrapper}. from the names"
+            )
 
 
 def check_merged(place: object, names: Container[str]) -> None:

@@ -15,7 +15,7 @@ from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance, 
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.families import SLOPES, Family, converted, recognise
 from converter.families.family import UNREAD
-from converter.families.refusals import check_source
+from converter.families.refusals import check_source, check_wrapper
 from converter.recipes.words import Words, alibi_words
 from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength, recorded_length
 from converter.scaling.scaling import DYNAMIC_REACH, Scaling, read_scaling, rows, stretched
@@ -225,6 +225,7 @@ class AlibiRecipe:
         """The keys that the stored tensors add to the result's config; refuses tensors that contradict it."""
         if not checkpoint.tensors:  # .bin files show their tensors only once they are converted
             return {}
+        check_wrapper(checkpoint.tensors, self.family.embeddings, self.family.base_prefix)
         check_positions(checkpoint.tensors)
         slopes = read_slopes(folder, checkpoint, self.family, self.geometry.num_heads)
         found = self.family.fit(config, checkpoint.tensors)

@@ -43,6 +43,10 @@ FALSE_TAGS = {
     "custom_code",
 }
 """Tags of the source that do not hold for the converted model."""
+DERIVED = "base_model:"
+"""The start of tags that the Hub makes from ``base_model``, and peft writes for an adapter."""
+LOCAL = re.compile(r"(?:^|[:\s])(?:file:|~?/[\w.]|\\\\\w|[A-Za-z]:[\\/]\w)")
+"""Finds a path on the disk of the machine that wrote a card, which may be private."""
 SENTENCES, SIMILARITY = "sentence-transformers", "sentence-similarity"
 """Names of the library and of its task on the Hub."""
 
@@ -330,7 +334,8 @@ def _metadata(
     if tag is None or (fine_tuned and tag in (SIMILARITY, *TASKS.values())):  # it may have another head now
         tag = SIMILARITY if of_sentences else words.task
     tags = known["tags"] or []
-    kept = [tag for tag in ([tags] if isinstance(tags, str) else tags) if tag.lower() not in FALSE_TAGS]
+    tags = [tags] if isinstance(tags, str) else tags
+    kept = [tag for tag in tags if tag.lower() not in FALSE_TAGS and not tag.startswith(DERIVED)]
     made = {
         "pipeline_tag": tag,
         "base_model": parent,
@@ -339,16 +344,21 @@ def _metadata(
         "tags": list(dict.fromkeys([*kept, *words.tags])),
     }
     if fine_tuned:
-        known = {**found, **known, "model_type": None, "new_version": None}
+        local = [key for key, value in found.items() if isinstance(value, str) and LOCAL.search(value)]
+        own = {key: value for key, value in found.items() if key not in local}
+        known = {**own, **known, "model_type": None, "new_version": None}
     others = {key: value for key, value in known.items() if key not in made}
     return {key: value for key, value in {**others, **made}.items() if value is not None}
 
 
 def _texts(value: object) -> str | list[str] | None:
-    """A text or a list of texts, else None. YAML reads "no", the code of Norwegian, as False."""
+    """A text or a list of texts, without local paths, else None. YAML reads "no" (Norwegian) as False."""
     listed = ["no" if entry is False else entry for entry in (value if isinstance(value, list) else [value])]
     texts = [entry for entry in listed if isinstance(entry, str) and entry]
-    if not texts or len(texts) < len(listed):
+    if len(texts) < len(listed):
+        return None
+    texts = [text for text in texts if not LOCAL.search(text)]
+    if not texts:
         return None
     return texts if isinstance(value, list) else texts[0]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.config import Config
+from converter.errors import SourceError
 from converter.families.templates import templates_folder
 from converter.source.keys import ADAPTER
 from converter.source.remote_code import without_references
@@ -16,7 +17,14 @@ from converter.source.source import CARD, CONFIG, Source
 from converter.weights.files import copy_file
 
 KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
-KEPT_NAMES = ("license", "licence", "copying", "notice", "use_policy", "acceptable_use")
+LICENCE = re.compile(
+    r"(copying|notice|use_policy|acceptable_use|licen[sc]e).*"
+    r"|.*(licen[sc]e|许可)[^.]*(\.(md|txt|pdf))?",
+    re.IGNORECASE,
+)
+"""Matches names of licences, also of Baichuan: Community License for Baichuan2 Model.pdf."""
+MOST_FILES = 1000
+"""Small files; a repository has about ten, and each is written and flushed to the disk on its own."""
 VERSIONED = re.compile(r"(config|tokenizer)\.\d.*\.json")
 """Files for one version of transformers, which a key that is not kept would name; see ``keys.py``."""
 LEFT_ENDS = (".index.json", ".safetensors", ".bin", ".py")
@@ -37,7 +45,7 @@ LEFT_NAMES = (
 
 def small_files(names: Iterable[str], *, but: Collection[str] = ()) -> list[str]:
     """The files of a source that are copied as they are: tokenizer, generation config, licence."""
-    return sorted(
+    found = sorted(
         name
         for name in names
         if not name.startswith(".")
@@ -45,8 +53,14 @@ def small_files(names: Iterable[str], *, but: Collection[str] = ()) -> list[str]
         and name not in but
         and not VERSIONED.fullmatch(name)
         and not name.endswith(LEFT_ENDS)
-        and (name.endswith(KEPT_ENDS) or name.lower().startswith(KEPT_NAMES))
+        and (name.endswith(KEPT_ENDS) or LICENCE.fullmatch(name))
     )
+    if len(found) > MOST_FILES:
+        raise SourceError(
+            f"the source has {len(found)} small files such as {found[0]!r}, more than a model has "
+            f"({MOST_FILES}); move those that are not the model's to another folder"
+        )
+    return found
 
 
 def set_dtype(config: dict[str, Any], dtype: str) -> None:

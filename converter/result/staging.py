@@ -7,6 +7,7 @@ however that ends. A later run removes only folders whose lock is free, or conti
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import glob
@@ -14,7 +15,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -32,7 +33,10 @@ LONGEST = 200
 MARK = ".ntk-convert-"
 """In the name of every staging folder."""
 ASIDE = ".old"
-"""Suffix of the name under which ``--overwrite`` moves the old folder aside for an instant."""
+"""Suffix of the name under which ``--overwrite`` moves the old folder aside for an instant, where it cannot
+exchange it with the new one."""
+HERE, EXCHANGE = -100, 2
+"""Linux' AT_FDCWD and RENAME_EXCHANGE, of renameat2."""
 
 BESIDE = re.compile(
     r"README\.md|ntk_convert\.json|onnx_validation\.json|.*\.onnx\.failed|\.gitattributes"
@@ -60,8 +64,10 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     if place.exists() and not place.is_dir():
         raise OutputError(f"`out` {out} is a file; name a folder that does not exist yet")
     weights = {Path(os.path.realpath(entry)) for pattern in ("*", "*/*") for entry in source.glob(pattern)}
-    if place.is_relative_to(origin) or any(path.is_relative_to(place) for path in {origin, *weights}):
-        raise OutputError(f"`out` {out} and the source {source} overlap; name another folder")
+    overlap = OutputError(f"`out` {out} and the source {source} overlap; name another folder")
+    sources = _folders(above for path in {origin, *weights} for above in (path, *path.parents))
+    if sources & _folders([place]) or _folders([origin]) & _folders(place.parents):
+        raise overlap
     if Path.cwd().is_relative_to(place) and place.is_dir():
         raise OutputError(f"`out` {out} is or contains the current folder; name a new folder")
     if place.is_mount():
@@ -71,12 +77,26 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
             f"`out` {out} holds {name!r}, and `overwrite` replaces only a result or a folder with "
             "nothing but a model's files; move it away, or name another folder"
         )
+    if sources & _folders(
+        Path(here) for here, _, _ in os.walk(place)
+    ):  # a folder there is mounted as the source
+        raise overlap
     if place.is_dir() and any(place.iterdir()) and not overwrite:
         raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
     check_parents(place, out)
     if place.exists() and not os.access(place, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in `out` {out}; name another folder")
     return place
+
+
+def _folders(paths: Iterable[Path]) -> set[tuple[int, int]]:
+    """What identifies each folder that exists: another path may lead to it too, through a bind mount."""
+    found = set()
+    for path in set(paths):
+        with suppress(OSError):
+            status = path.stat()
+            found.add((status.st_dev, status.st_ino))
+    return found
 
 
 def _foreign(place: Path) -> Iterator[str]:
@@ -219,6 +239,11 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                         raise OutputError(
                             "`out` was filled by another program meanwhile; give `overwrite`"
                         ) from error
+                if _exchange(staging, place):
+                    shutil.rmtree(
+                        staging, ignore_errors=True
+                    )  # the old folder; a kill leaves it to the next run
+                    break
                 shutil.rmtree(aside, ignore_errors=True)
                 with suppress(FileNotFoundError):  # another run moved it first
                     place.rename(aside)
@@ -232,6 +257,14 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
         _flush(place.parent)
     if waiting:
         raise Interrupted("`out` is complete")
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges two folders in one step, so neither place is ever empty; False where the system cannot."""
+    with suppress(AttributeError):  # the C library has no such call
+        rename = ctypes.CDLL(None).renameat2
+        return bool(rename(HERE, os.fsencode(one), HERE, os.fsencode(other), EXCHANGE) == 0)
+    return False
 
 
 def _flush(path: Path) -> None:

@@ -45,6 +45,8 @@ LARGEST_HEADER = 32 << 20
 """Bytes. A tensor takes about 120; at the safetensors library's limit, 100 MB, parsing needs a GB."""
 MOST_DIMENSIONS = 16
 """Dimensions of one tensor; a model's have about five at most."""
+LONGEST_FILE = 240
+"""Bytes of a weight file's name: file systems allow 255, and while it is written, its name is longer."""
 LONGEST_NAME = 512
 """Characters of a tensor's name; a model's have about 100 at most."""
 
@@ -74,7 +76,7 @@ class Checkpoint:
     index: str | None
     """Name of the index file, if the checkpoint has one."""
     weight_map: Mapping[str, str] = field(default_factory=dict)
-    """Tensor -> file, from the index; empty without an index."""
+    """Tensor -> file, from the index; empty without an index. Tied tensors may be listed and not stored."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """By name; empty for ``.bin`` files, whose tensors are known only after loading."""
 
@@ -120,12 +122,17 @@ def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str,
     for tensor, file in weight_map.items():
         if QUANTISED.search(tensor):
             raise quantised(f"tensor {tensor[:200]!r}")
-        plain = isinstance(file, str) and file.isprintable() and len(file) < 256
+        plain = isinstance(file, str) and file.isprintable()
         # Not absolute, and without a part that leads out of the folder.
         if not plain or not file.endswith(suffix) or {"", ".", ".."} & {*file.split("/")}:
             raise SourceError(
                 f"{index} places {tensor[:200]!r} in {str(file)[:200]!r}, which is not a weight file "
                 "in its folder"
+            )
+        if len(file.encode()) > LONGEST_FILE:
+            raise SourceError(
+                f"{index} names a file {file[:80]!r}... of more than {LONGEST_FILE} bytes; give it a shorter "
+                "name, there and in the folder"
             )
     return weight_map
 
@@ -149,8 +156,11 @@ def target_names(files: Iterable[str], index: str | None) -> dict[str, str]:
     return {name: name for name in (*files, index) if name is not None}
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Lists and checks the weights of ``folder``; a ``SourceError`` names the wrong file or tensor."""
+def read_checkpoint(folder: Path, tied: Container[str] = ()) -> Checkpoint:
+    """Lists and checks the weights of ``folder``; a ``SourceError`` names the wrong file or tensor.
+
+    An index may list tensors in ``tied`` that no file has: transformers takes the embeddings for them.
+    """
     first = weight_index({path.name for path in folder.iterdir() if path.is_file()})
     if first is None:
         raise SourceError(f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards")
@@ -169,10 +179,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         check_pointer(folder / file)
     if first in (BIN, BIN_INDEX, TRAINING):
         return Checkpoint("bin", sizes, index, weight_map)
-    return Checkpoint("safetensors", sizes, index, weight_map, _tensors(folder, files, weight_map, first))
+    tensors = _tensors(folder, files)
+    for name, file in weight_map.items():
+        if name not in tensors and name not in tied:
+            raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")
+        if name in tensors and tensors[name].file != file:
+            raise SourceError(f"{index} places {name!r} in {file}, but it is in {tensors[name].file}")
+    return Checkpoint("safetensors", sizes, index, weight_map, tensors)
 
 
-def _tensors(folder: Path, files: list[str], weight_map: Mapping[str, str], index: str) -> dict[str, Tensor]:
+def _tensors(folder: Path, files: list[str]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in files:
         for name, tensor in read_header(folder / file).items():
@@ -186,11 +202,6 @@ def _tensors(folder: Path, files: list[str], weight_map: Mapping[str, str], inde
                     "point; convert the checkpoint that it was made from"
                 )
             tensors[name] = replace(tensor, file=file)
-    for name, file in weight_map.items():
-        if name not in tensors:
-            raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")
-        if tensors[name].file != file:
-            raise SourceError(f"{index} places {name!r} in {file}, but it is in {tensors[name].file}")
     return tensors
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from converter.errors import VerificationError
+from converter.families.refusals import check_wrapper
 from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
 from converter.source.checkpoint import Checkpoint
@@ -78,6 +79,9 @@ def check_tensors(model: Any, checkpoint: Checkpoint, recipe: RotaryRecipe) -> C
         )
     expected = model.state_dict().keys()
     prefix = f"{model.base_model_prefix}."
+    embeddings = model.get_input_embeddings().weight
+    named = next(name for name, parameter in model.named_parameters() if parameter is embeddings)
+    check_wrapper(checkpoint.tensors, named.removeprefix(prefix), model.base_model_prefix)
     stored = {}
     for key, tensor in checkpoint.tensors.items():
         spellings = [key, prefix + key, key.removeprefix(prefix)]

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Literal
 
@@ -53,14 +54,14 @@ def copy_file(source: Path, target: Path, size: int | None = None, look: Look = 
     or no longer has ``size`` bytes.
     """
     digest = hashlib.sha256()
-    before = source.stat()
-    with target.open("xb", buffering=0) as writer:
-        for block in _blocks(source):
+    with source.open("rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
+        before = os.fstat(reader.fileno())
+        for block in _blocks(reader):
             digest.update(block)
             look(block)
             write_all(writer.fileno(), block)
         done = writer.tell()
-    after = source.stat()
+        after = os.fstat(reader.fileno())
     if done != (before.st_size if size is None else size) or after.st_mtime_ns != before.st_mtime_ns:
         raise changed(source.name)
     return digest.hexdigest()
@@ -74,10 +75,11 @@ def changed(name: str) -> Unfinished:
 def sha256(path: Path, advance: Advance = int, look: Look = bool) -> str:
     """The SHA-256 of a file, as hexadecimal digits; ``look`` gets each block, and ``advance`` its bytes."""
     digest = hashlib.sha256()
-    for block in _blocks(path):
-        digest.update(block)
-        look(block)
-        advance(len(block))
+    with path.open("rb", buffering=0) as file:
+        for block in _blocks(file):
+            digest.update(block)
+            look(block)
+            advance(len(block))
     return digest.hexdigest()
 
 
@@ -94,11 +96,10 @@ def is_zip(path: Path) -> bool:
         return file.read(4) == b"PK\x03\x04"
 
 
-def _blocks(path: Path) -> Iterator[memoryview]:
-    with path.open("rb", buffering=0) as file:
-        buffer = memoryview(bytearray(min(BLOCK, os.fstat(file.fileno()).st_size)))
-        while count := file.readinto(buffer):
-            yield buffer[:count]
+def _blocks(file: FileIO) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(min(BLOCK, os.fstat(file.fileno()).st_size)))
+    while count := file.readinto(buffer):
+        yield buffer[:count]
 
 
 def _cloned(source: Path, target: Path) -> bool:

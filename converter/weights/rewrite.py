@@ -65,9 +65,9 @@ def rewrite(
     """Writes the tensors of a ``.bin`` or safetensors file to a new safetensors file; returns its SHA-256.
 
     ``dtype`` (F32, F16 or BF16) rounds all floating point tensors but those in ``keep``. A ``.bin`` file must
-    have the names in ``expected``; those in ``tied`` are left out where they are the same tensor as another
-    name. ``unread`` finds the names of tensors that may hold NaN or infinities; None lets all of them. What
-    does not fit is a ``SourceError``.
+    have the names in ``expected`` but for those in ``tied``; these are left out where they are the same
+    tensor as another name. ``unread`` finds the names of tensors that may hold NaN or infinities; None lets
+    all of them. What does not fit is a ``SourceError``.
     """
     if source.suffix in PICKLED:
         tensors, metadata = _of_bin(source, expected, tied), {}
@@ -113,7 +113,7 @@ def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping
 def _of_bin(source: Path, expected: Collection[str], tied: Collection[str]) -> dict[str, Stored]:
     state = load(source)
     for name in expected:
-        if name not in state:
+        if name not in state and name not in tied:
             raise SourceError(f"the index lists the tensor {name!r}, but {source.name} does not have it")
 
     return {

@@ -14,11 +14,19 @@ from typing import Literal, get_args
 
 from converter.errors import SourceError
 from converter.progress import byte_bar
-from converter.source.checkpoint import ITEM_BYTES, PICKLED, Checkpoint, Tensor, read_header, target_names
-from converter.source.jsonfile import read_object
+from converter.source.checkpoint import (
+    ITEM_BYTES,
+    PICKLED,
+    Checkpoint,
+    Tensor,
+    read_header,
+    target_names,
+    weight_files,
+)
+from converter.source.jsonfile import parse_object, read_bytes, read_object
 from converter.source.source import check_digest
 from converter.weights import journal, worker
-from converter.weights.files import Link, copy_file, is_zip, link_file
+from converter.weights.files import Link, changed, is_zip, link_file
 from converter.weights.worker import Job
 
 Dtype = Literal["fp32", "fp16", "bf16"]
@@ -101,13 +109,17 @@ def transfer(
     _do(list(jobs.values()), size, "converting weights" if rewritten else "copying weights", progress)
     copied = {None: "copied", "reflink": "not shared"}.get(order.link, "not linked")
     how.update(["converted" if rewritten else copied] * len(jobs))
-    if rewritten or any(name != target for name, target in targets.items()):  # shards of a subfolder move
+    moved = any(name != target for name, target in targets.items())  # shards of a subfolder
+    if rewritten or moved or checkpoint.weight_map.keys() - checkpoint.tensors.keys():
         headers = _read_shards(checkpoint, folder, targets)
         index = checkpoint.index
         if index is not None and index in targets:  # a single .bin file no longer needs an index
             _write_index(source / index, folder / targets[index], headers)
     elif checkpoint.index is not None:
-        copy_file(source / checkpoint.index, folder / checkpoint.index)
+        index, raw = checkpoint.index, read_bytes(source / checkpoint.index)
+        if weight_files(index, lambda _: parse_object(raw, index)) != checkpoint.weight_map:
+            raise changed(index)  # it may be a private file by now
+        (folder / index).write_bytes(raw)
     return dict(how)
 
 

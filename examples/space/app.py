@@ -348,4 +348,7 @@ if __name__ == "__main__":
     theme = gr.themes.Soft(font=["system-ui", "sans-serif"])
     theme.input_border_width, theme.input_border_color = "1px", "*neutral_200"
     theme.checkbox_border_color = "*neutral_400"
-    page().launch(theme=theme, css_paths=HERE / "style.css", footer_links=["gradio", "settings"])
+    # The page takes no files, but Gradio has a route for them, which anybody could fill the disk by.
+    page().launch(
+        max_file_size=0, theme=theme, css_paths=HERE / "style.css", footer_links=["gradio", "settings"]
+    )

@@ -6,6 +6,8 @@ import io
 import json
 import re
 import shutil
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -172,3 +174,19 @@ def test_sizes_and_colours(space: Site, visit: Visit, width: int, colours: str) 
     text = sum(page.eval_on_selector("svg text", SHADE.format("fill")))
     assert abs(ground - text) > 400
     assert (ground < text) == (colours == "dark")
+
+
+def test_nobody_can_leave_a_file(space: Site) -> None:
+    """Gradio has a route for files, though this page takes none."""
+    boundary = "b0undary"
+    part = f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
+    request = urllib.request.Request(
+        f"{space.url}/gradio_api/upload",
+        data=f"{part}{'x' * 1000}\r\n--{boundary}--\r\n".encode(),
+        headers={"Content-Type": f"multipart/form-data; boundary={boundary}"},
+    )
+    before = {*space.cache.rglob("*")}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == 413
+    assert {*space.cache.rglob("*")} == before

@@ -16,6 +16,7 @@ from converter._version import __version__
 if TYPE_CHECKING:
     from converter.adoption import AdoptionResult, adopt
     from converter.catalogue import supported
+    from converter.conversion import ConversionResult, convert
     from converter.errors import (
         AlreadyConverted,
         ConverterError,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from converter.exports.onnx.validate import validate
     from converter.inspection import Inspection, inspect
     from converter.pictures.plotting import plot
-    from converter.pipeline import ConversionResult, convert
     from converter.publish.push import PushResult, push
 
 __all__ = [
@@ -85,6 +85,7 @@ __all__ = [
 _MODULES = {
     "adoption": ("AdoptionResult", "adopt"),
     "catalogue": ("supported",),
+    "conversion": ("ConversionResult", "convert"),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.fit": ("Fit", "fit"),
     "evaluation.results": ("Results",),
@@ -95,7 +96,6 @@ _MODULES = {
     "exports.onnx.validate": ("validate",),
     "inspection": ("Inspection", "inspect"),
     "pictures.plotting": ("plot",),
-    "pipeline": ("ConversionResult", "convert"),
     "publish.push": ("PushResult", "push"),
 }
 """Module -> what is taken from it; the errors are those in ``converter.errors``."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from converter import recipes
 from converter.config import PROVENANCE, Provenance, read_provenance
 from converter.errors import OutputError, SourceError
-from converter.exports.onnx.files import NOT_COPIED
 from converter.families.refusals import QUANTISED
 from converter.families.templates import templates_folder
 from converter.interrupts import Interrupted, held
@@ -219,7 +218,7 @@ def _open(place: Path) -> Saved:
     fitted |= {PROVENANCE: replace(provenance, fine_tuned=True).to_json()}
     fitted |= recipe.stored(place, checkpoint, fitted)
     listed = manifest.read(place) if (place / MANIFEST).is_file() else {}
-    small = small_files(model.source.files, but=NOT_COPIED)
+    small = small_files(model.source.files)
     index = [checkpoint.index] if checkpoint.index else []
     # Exports are among the listed files; weights of an older save that are listed no longer belong to it.
     older = [name for name in listed if not name.endswith((".safetensors", ".safetensors.index.json"))]

@@ -1,4 +1,4 @@
-"""The core of a conversion: ``prepare`` reads the source and makes a ``Plan``, ``write`` carries it out."""
+"""The core of a conversion: ``decide`` reads the source and makes a ``Plan``, ``write`` carries it out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 from converter import recipes
 from converter.config import LONGEST, OVERRIDES, PROVENANCE, is_count
 from converter.errors import SourceError, UsageError, VerificationError
-from converter.exports.onnx.files import NOT_COPIED, graph_bytes, planned_files
-from converter.exports.onnx.options import OnnxOptions
-from converter.exports.onnx.requirements import check_conversion
 from converter.model import Model
 from converter.recipes.overrides import words
 from converter.result import manifest
@@ -58,8 +55,6 @@ class Plan:
     """Small JSON files that are not copied unchanged, and their new content."""
     order: Order
     """How to write the weights."""
-    onnx: OnnxOptions | None
-    """What ONNX graph is written beside the model."""
     asked_dtype: Dtype | None
     """The dtype that the user gave; ``order`` has it unless the weights have it already."""
     base_model: str | None
@@ -82,7 +77,7 @@ class Plan:
         return [*({CARD} & self.model.source.files.keys()), *self.copied, *self.weights]
 
     def files(self, *, picture: bool) -> dict[str, int | None]:
-        """The files that ``write`` and the export would write -> bytes, None where the size is not known."""
+        """The files that ``write`` would write -> bytes, None where the size is not known."""
         source, recipe, tokenizer = self.model.source, self.model.recipe, self.model.tokenizer
         files: dict[str, int | None] = dict.fromkeys(
             (CONFIG, CARD, manifest.MANIFEST, *recipe.templates, *tokenizer.templates)
@@ -90,8 +85,6 @@ class Plan:
         files |= {**self.copied, **dict.fromkeys(self.rewritten)}
         targets = target_names(self.weights, source.index)
         files |= {target: self.weights.get(name) for name, target in targets.items()}
-        if self.onnx is not None:
-            files |= dict.fromkeys(planned_files(self.onnx, recipe, self.config, self.elements))
         return files | dict.fromkeys((PICTURE,) if picture else ())
 
     @property
@@ -109,12 +102,8 @@ class Plan:
         return sum(size or 0 for size in self.weights.values())
 
     def other_bytes(self) -> int:
-        """Bytes reserved for everything but the weights and the graph."""
+        """Bytes reserved for everything but the weights."""
         return SMALL + sum(size or 0 for size in self.copied.values())
-
-    def graph_bytes(self) -> int:
-        """Bytes of the graph's own copy of the weights."""
-        return 0 if self.onnx is None else graph_bytes(self.onnx, self.model.checkpoint, self.dtype)
 
     def check_download(self, place: Path, *, resume: bool) -> None:
         """Checks that the Hub cache has room for the missing files, and for a result on the same disk."""
@@ -146,20 +135,18 @@ class Plan:
         more += ["--dtype", self.asked_dtype] if self.asked_dtype else []
         more += ["--base-model", self.base_model] if self.base_model else []
         more += ["--max-length", str(self.max_length)] if self.max_length else []
-        more += [] if self.onnx is None else self.onnx.words
         more += [] if verify else ["--no-verify"]
         name = source.repo_id or f"./{source.root}"
         place = {"revision": source.commit, "subfolder": source.subfolder}
         return command_line(name, self.request, out, **place, more=more)
 
 
-def prepare(
+def decide(
     model: Model,
     request: Request,
     *,
     dtype: Dtype | None = None,
     link: Link | None = None,
-    onnx: OnnxOptions | None = None,
     base_model: str | None = None,
     max_length: int | None = None,
     verify: bool = True,
@@ -180,7 +167,7 @@ def prepare(
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
     tokenizer = model.tokenizer
-    small = [name for name in small_files(source.files, but=NOT_COPIED) if not tokenizer.leaves_out(name)]
+    small = [name for name in small_files(source.files) if not tokenizer.leaves_out(name)]
     copied = {name: source.files[name] for name in small} | model.nested.files
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
@@ -221,8 +208,6 @@ def prepare(
     notes += filter(None, [removed])
     if not recipe.decoder and _loads_as_float16(model, config):
         notes.append(FLOAT16)
-    if onnx is not None:
-        check_conversion(onnx, recipe, config, source)
     if source.local:
         source.fetch(copied)
         config |= recipe.stored(source.folder, model.checkpoint, config)
@@ -230,7 +215,7 @@ def prepare(
     digests = {name: digest for name in weights if (digest := source.digest(name))}
     keep, tied = recipe.exact_tensors, recipe.tied_tensors
     order = Order(dtype, link, keep=keep, tied=tied, unread=unread, digests=digests)
-    given = (onnx, asked_dtype, base_model, max_length, limit)
+    given = (asked_dtype, base_model, max_length, limit)
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, *given, notes)
 
 

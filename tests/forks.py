@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 IMPORTED = (
     "converter.cli",
     "converter.exports.onnx.export",
-    "converter.pipeline",
+    "converter.conversion",
     "converter.publish.push",
     "httpcore2",
     "httpx2",

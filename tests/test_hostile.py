@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from converter.errors import SourceError
 from converter.model import open_with_request
-from converter.plan import prepare, write
+from converter.plan import decide, write
 from converter.result.card import read_origin
 from converter.source.checkpoint import parse_header, weight_files
 from converter.source.jsonfile import parse_object
@@ -161,7 +161,7 @@ def test_a_file_that_is_exchanged_for_a_link_once_it_is_checked(
     (secret / name).write_text('{"weight_map": {"secret": "a.safetensors"}}', encoding="utf-8")
     out.mkdir()
     model, request = open_with_request(folder, scale=2.0)
-    plan = prepare(model, request)
+    plan = decide(model, request)
     before = (folder / name).read_bytes()
     exchanged(folder / name, secret)
     with pytest.raises(SourceError, match=message) if message else nullcontext():

@@ -111,10 +111,10 @@ def test_every_family(tmp_path: Path, family: str) -> None:
     source = FAMILIES[family](tmp_path / "source", 8 if family != "jais" else 5)
     out, file = tmp_path / "out", text(tmp_path / "text.txt")
     options = OnnxOptions(dtype="int4", calibrate=(file,))
-    result = convert(source, out, method="ntk", scale=2, train_length=24, verify=False, onnx=options)
-    assert result.onnx is not None
-    assert result.onnx.report is not None
-    [graph] = result.onnx.report.graphs
+    convert(source, out, method="ntk", scale=2, train_length=24, verify=False)
+    report = export(out, options).report
+    assert report is not None
+    [graph] = report.graphs
     assert graph.passed
     assert "calibrated" in next(each.detail for each in graph.structure if each.name == "stored weights")
     assert validate(out).passed

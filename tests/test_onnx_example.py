@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from converter import OnnxOptions, convert
+from converter import OnnxOptions, convert, export
 from tests import tiny
 from tests.onnx_graphs import LENGTHS, NEW, Make, exported, generated, prompts
 from tests.patched import Convert, load
@@ -196,7 +196,8 @@ def test_bfloat16_weights_run_on_a_cpu(tmp_path: Path, example: ModuleType) -> N
         tiny.FACTORIES["mpt"](tmp_path / "source", dtype=torch.bfloat16, use_cache=True),
         tmp_path / "out",
     )
-    convert(source, folder, scale=2, verify=False, onnx=OnnxOptions(validate=False))
+    convert(source, folder, scale=2, verify=False)
+    export(folder, OnnxOptions(validate=False))
     assert example.graph_file(folder, "cuda") == folder / "model.onnx"
     assert example.graph_file(folder, "cpu") == folder / "model_fp32.onnx"
     batch = example.Batch(example.Model(folder), 1, LENGTHS[0] + NEW)

@@ -20,7 +20,7 @@ import torch
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.export import ExportResult, export
 from tests import tiny
-from tests.conftest import MakeSource, Run, edit_json, fingerprint
+from tests.conftest import Run, edit_json, fingerprint
 from tests.onnx_graphs import (
     PROFILES,
     TRAIN_LENGTH,
@@ -290,18 +290,27 @@ def test_convert_with_a_graph(pristine: Callable[..., Path], run: Command, tmp_p
     assert values["onnx"]["validation"]["passed"] is True
     assert values["onnx"]["path"] == values["path"] == str(out)
     card = (out / CARD).read_text(encoding="utf-8")
-    assert "--onnx --last-logits" in card
     assert "## ONNX" in card
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-def test_a_wrong_graph_leaves_no_conversion_either(
-    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_graph_leaves_the_conversion(
+    pristine: Callable[..., Path], run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = make_source()
-    monkeypatch.setattr("converter.exports.onnx.decoder.Decoder.epsilon", 0.5)
-    line = refused(source, *CONVERT, "--out", tmp_path / "out", "--onnx")
-    assert "model.onnx: prompt of" in line
+    out, words = tmp_path / "out", ("--onnx", "--last-logits", "--push-to-hub", "org/new", "--private")
+    monkeypatch.setattr("converter.publish.push.check", lambda *_: None)  # there is no Hub here
+    with monkeypatch.context() as patch:
+        patch.setattr("converter.exports.onnx.decoder.Decoder.epsilon", 0.5)
+        result = run(pristine("bloom"), *CONVERT, "--out", out, *words, "--json")
+    assert result.code == 1
+    assert "model.onnx: prompt of" in result.err
+    go_on = (
+        f"{out} is complete, and this goes on: ntk-convert export {out} --last-logits && ntk-convert push "
+    )
+    assert result.err.endswith(f"; {go_on}{out} org/new --private\n")
+    assert (result.json["onnx"], result.json["path"]) == (None, str(out))
+    assert not list(out.glob("*.onnx"))
+    assert run("export", out, "--last-logits").code == 0
 
 
 # What it costs

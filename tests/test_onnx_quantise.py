@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from converter import OnnxOptions, convert, validate
+from converter import OnnxOptions, convert, export, validate
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.files import standalone_graph
 from converter.exports.onnx.graph import Graph
@@ -349,10 +349,10 @@ def test_graphs_are_compared_with_the_model_of_the_stored_weights(
     source = factory(tmp_path / "source", 3, head=head, seed=3)
     onnx_options = OnnxOptions(dtype=dtype, profile=profile)
     out = tmp_path / "out"
-    result = convert(source, out, scale=2, train_length=24, verify=False, onnx=onnx_options)
-    assert result.onnx is not None
-    assert result.onnx.report is not None
-    [graph] = result.onnx.report.graphs
+    convert(source, out, scale=2, train_length=24, verify=False)
+    report = export(out, onnx_options).report
+    assert report is not None
+    [graph] = report.graphs
     [loss] = [check.difference for check in graph.structure if check.name == "quantised weights"]
     assert loss is not None
     assert (loss > 0.1) == ("int4" in dtype)

@@ -18,6 +18,7 @@ import torch
 from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 
+from converter.conversion import convert
 from converter.errors import ProviderError, ValidationError
 from converter.exports.onnx import comparison, reference, session
 from converter.exports.onnx.choices import Profile
@@ -25,7 +26,6 @@ from converter.exports.onnx.export import export
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.report import TOLERANCES
 from converter.exports.onnx.validate import validate
-from converter.pipeline import convert
 from converter.result.manifest import MANIFEST
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint

@@ -32,7 +32,7 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 from converter import ConverterError, recipes
 from converter.families import FAMILIES
 from converter.model import open_model
-from converter.plan import prepare
+from converter.plan import decide
 from converter.result.converted import ConvertedRepository
 from converter.scaling.request import Request
 from converter.source.checkpoint import (
@@ -211,7 +211,7 @@ def test_every_tensor_has_its_place_in_the_family_s_model(family: str, entry: En
     """None is missing, none is left over, and every shape is the model's. All layers are alike, so two do."""
     named = shapes(family, entry, N=2)
     model = open_model(skeleton(tmp_path, with_layers(family, entry["config"], 2), named))
-    config = prepare(model, Request("none")).config
+    config = decide(model, Request("none")).config
     repository = ConvertedRepository(tmp_path, config, recipes.of_checkpoint(config), model.checkpoint)
     with Patched.load(repository) as patched:
         found = tensors.check(patched)

@@ -586,7 +586,7 @@ def test_a_stopped_run_goes_on(
     inodes = {name: (folder / name).stat().st_ino for name in journal.finished(folder)}
     assert len(inodes) == 2
     needed: list[int] = []
-    monkeypatch.setattr("converter.pipeline.check_space", lambda _, size, *__: needed.append(size))
+    monkeypatch.setattr("converter.conversion.check_space", lambda _, size, *__: needed.append(size))
     result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True, **how)
     kind = "converted" if options else "copied"
     assert dict(result.weights) == {"kept": 2, kind: count - 2}

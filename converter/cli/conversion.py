@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,10 +40,14 @@ from converter.cli.options import (
     token_option,
     trial_options,
 )
-from converter.errors import UsageError
+from converter.errors import ConverterError, UsageError
 from converter.exports.onnx.options import OnnxOptions
+from converter.interrupts import Interrupted
 from converter.result.manifest import MANIFEST
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
+
+if TYPE_CHECKING:
+    from converter.publish.push import PushOptions
 
 
 @click.command(cls=Command)
@@ -99,26 +105,82 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     Plain transformers loads the copy. MODEL is only read.
     """
     from converter.cli import report
-    from converter.pipeline import convert as run
+    from converter.conversion import prepare
+    from converter.exports.onnx import files, requirements
+    from converter.publish import push as pushing
 
-    graph = take_onnx(arguments)
-    if not onnx and graph != OnnxOptions():
-        raise UsageError("the options of an export need --onnx; add it, or drop them")
-    result = run(
-        link="hard" if hard_link else "reflink" if link else None,
-        onnx=graph if onnx else None,
-        progress=progress(),
-        **arguments,
-    )
-    lines = [report.plan(result) if result.dry_run else str(result.path)]
-    summaries = [] if result.dry_run else [report.summary(result, verbose=given("verbose"))]
-    if result.onnx is not None and not given("quiet"):
-        lines.append(result.onnx.summary())
-    if result.pushed is not None:
-        lines.append(result.pushed.url)
-        summaries.append(report.pushed(result.pushed, verbose=given("verbose")))
-    show(result.to_json(), *lines)
+    graph, target = _graph(arguments, asked=onnx), _target(arguments)
+    how: Any = "hard" if hard_link else "reflink" if link else None
+    # All that can be wrong is found here, before anything is downloaded or written.
+    if graph is not None:
+        requirements.check_installed(graph)
+    conversion = prepare(link=how, progress=progress(), **arguments)
+    plan = conversion.plan
+    if graph is not None:
+        requirements.check(plan, graph)
+    if target is not None:
+        pushing.check(target, plan.model.source.root)
+    if arguments["dry_run"]:
+        result = conversion.preview()
+        later = {} if graph is None else dict.fromkeys(files.planned_files(plan, graph))
+        result = replace(result, files={**result.files, **later})
+        show({**result.to_json(), "onnx": None, "pushed": None}, report.plan(result))
+        return
+    reserve = 0 if graph is None else files.graph_bytes(plan, graph)
+    result = conversion.carry_out(reserve=reserve, progress=progress())
+    summaries = [report.summary(result, verbose=given("verbose"))]
+    done: dict[str, Any] = {**result.to_json(), "onnx": None, "pushed": None}
+    place = str(result.path)
+    lines, go_on = [place], []
+    if graph is not None:
+        go_on.append(["export", place, *graph.words[1:]])
+    if target is not None:
+        go_on.append(["push", place, *target.words])
+    try:
+        if graph is not None:
+            from converter.exports.onnx.export import export as write_graph
+
+            exported = write_graph(place, graph, progress=progress())
+            done["onnx"] = exported.to_json()
+            written = [*result.files, *exported.files]
+            done["files"] = {name: (result.path / name).stat().st_size for name in written}
+            lines += [] if given("quiet") else [exported.summary()]
+            del go_on[0]
+        if target is not None:
+            pushed = pushing.push(place, progress=progress(), verified=True, **asdict(target))
+            done["pushed"] = pushed.to_json()
+            lines.append(pushed.url)
+            summaries.append(report.pushed(pushed, verbose=given("verbose")))
+    except (ConverterError, KeyboardInterrupt) as error:
+        show(done)
+        steps = " && ".join(shlex.join(["ntk-convert", *words]) for words in go_on)
+        kind = Interrupted if isinstance(error, KeyboardInterrupt) else type(error)
+        raise kind(f"{error or 'stopped'}; {place} is complete, and this goes on: {steps}") from error
+    show(done, *lines)
     say(*summaries)
+
+
+def _graph(arguments: dict[str, Any], *, asked: bool) -> OnnxOptions | None:
+    """The graph that is asked for; takes the options of an export out of the arguments."""
+    graph = take_onnx(arguments)
+    if not asked and graph != OnnxOptions():
+        raise UsageError("the options of an export need --onnx; add it, or drop them")
+    return graph if asked else None
+
+
+def _target(arguments: dict[str, Any]) -> PushOptions | None:
+    """Where the result is pushed to; takes the options of a push out of the arguments."""
+    from converter.publish.push import PushOptions
+
+    repo_id = arguments.pop("push_to_hub")
+    options = {name: arguments.pop(name) for name in ("private", "branch", "create_pr")}
+    if repo_id is None:
+        for name in (name for name, value in options.items() if value):
+            raise UsageError(f"`{name}` needs `push_to_hub`; add it, or drop `{name}`")
+        return None
+    if not arguments["verify"]:
+        raise UsageError("only a verified result can be pushed; drop `verify=False` or `push_to_hub`")
+    return PushOptions(repo_id, **options, overwrite=arguments["overwrite"], token=arguments["token"])
 
 
 @click.command(cls=Command)

@@ -257,9 +257,9 @@ def fit(model: str, out: Path, overwrite: bool, **arguments: Any) -> None:
       ntk-convert fit MODEL --target-length 8192 --prompts asked.jsonl --out DIR
     """
     from converter.cli import report
+    from converter.conversion import convert
     from converter.evaluation.fit import fit as run
     from converter.model import SourceOptions
-    from converter.pipeline import convert
 
     source = {name: arguments[name] for name in SourceOptions.__annotations__}
     convert(model, out, method="none", overwrite=overwrite, dry_run=True, **source)  # before the long work

@@ -16,12 +16,12 @@ from converter.scaling.scaling import number_text, read_scaling
 if TYPE_CHECKING:
     from converter.adoption import AdoptionResult
     from converter.catalogue import Entry
+    from converter.conversion import ConversionResult
     from converter.evaluation.fit import Fit
     from converter.evaluation.results import Comparison
     from converter.evaluation.tune import Choice, Tuning
     from converter.families.family import Trained
     from converter.inspection import Inspection
-    from converter.pipeline import ConversionResult
     from converter.publish.push import PushResult
 
 MOST_NAMES = 20

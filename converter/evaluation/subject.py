@@ -24,9 +24,8 @@ from transformers import AutoModelForCausalLM
 from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory
 from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.runner import Hardware
-from converter.exports.onnx.files import NOT_COPIED
 from converter.model import Model, open_model
-from converter.plan import prepare, write
+from converter.plan import decide, write
 from converter.recipes import AlibiRecipe, Recipe
 from converter.recipes.words import auto_class
 from converter.result.converted import ConvertedRepository, open_converted
@@ -242,7 +241,7 @@ def open_subject(
         raise SourceError(
             f"{source.name} has no tokenizer that loads without remote code, and evaluation needs one"
         )
-    source.fetch([CONFIG, *small_files(source.files, but=NOT_COPIED), *source.weights()])
+    source.fetch([CONFIG, *small_files(source.files), *source.weights()])
     if recipe.converted or not isinstance(recipe, AlibiRecipe):
         source.check(source.weights())  # else the conversion does
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
@@ -279,7 +278,7 @@ def open_subject(
 
 def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = False) -> ConvertedRepository:
     """Converts local files and verifies the result, which does not outlive the evaluation."""
-    plan = prepare(model, request_for(scaling, model.trained.tokens), link="symbolic")
+    plan = decide(model, request_for(scaling, model.trained.tokens), link="symbolic")
     model.source.fetch(plan.wanted)
     folder.mkdir()
     repository = write(plan, folder, progress=progress).repository

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.errors import ConverterError, PushError, UsageError
+from converter.errors import PushError, UsageError
 from converter.interrupts import Interrupted
 from converter.progress import byte_bar
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
@@ -37,6 +36,13 @@ class PushOptions:
     create_pr: bool = False
     overwrite: bool = False
     token: str | None = field(default=None, repr=False)
+
+    @property
+    def words(self) -> list[str]:
+        """Repository and options as on a command line, without the token."""
+        flags = {"--private": self.private, "--create-pr": self.create_pr, "--overwrite": self.overwrite}
+        branch = ["--branch", self.branch] if self.branch else []
+        return [self.repo_id, *branch, *(flag for flag, given in flags.items() if given)]
 
 
 @dataclass(frozen=True)
@@ -118,18 +124,7 @@ def push(
         ) from error
 
 
-def push_result(folder: Path, options: PushOptions, *, progress: bool = False) -> PushResult:
-    """Pushes what a conversion has just written and verified; errors say that it is complete."""
-    try:
-        return _push(folder, options, progress=progress, verified=True)
-    except (ConverterError, KeyboardInterrupt) as error:
-        words = shlex.join(["ntk-convert", "push", str(folder), options.repo_id])
-        done = f"{folder} is complete, and this sends it, with the same options: {words}"
-        kind = Interrupted if isinstance(error, KeyboardInterrupt) else PushError
-        raise kind(f"{error}; {done}" if str(error) else done) from error
-
-
-def preflight(options: PushOptions, source: str | None = None) -> None:
+def check(options: PushOptions, source: str | None = None) -> None:
     """Checks before hours of work what would keep a push of a conversion of ``source`` from working."""
     _, target = _open(options, source, progress=False)
     if target is not None and not options.overwrite:

@@ -29,8 +29,8 @@ VERSIONED = re.compile(r"(config|tokenizer)\.\d.*\.json")
 """Files for one version of transformers, which a key that is not kept would name; see ``keys.py``."""
 LEFT_ENDS = (".index.json", ".safetensors", ".bin", ".py")
 # Files that are not copied although their suffix is in KEPT_ENDS: config and card are written anew, an
-# adapter's config would make transformers look for the adapter, and the others describe a training or
-# another conversion.
+# adapter's config would make transformers look for the adapter, and the others describe a training, another
+# conversion or a graph.
 LEFT_NAMES = (
     CONFIG,
     CARD,
@@ -40,17 +40,18 @@ LEFT_NAMES = (
     "eval_results.json",
     "train_results.json",
     "ntk_convert.json",
+    "genai_config.json",
+    "onnx_validation.json",
 )
 
 
-def small_files(names: Iterable[str], *, but: Collection[str] = ()) -> list[str]:
+def small_files(names: Iterable[str]) -> list[str]:
     """The files of a source that are copied as they are: tokenizer, generation config, licence."""
     found = sorted(
         name
         for name in names
         if not name.startswith(".")
         and name not in LEFT_NAMES
-        and name not in but
         and not VERSIONED.fullmatch(name)
         and not name.endswith(LEFT_ENDS)
         and (name.endswith(KEPT_ENDS) or LICENCE.fullmatch(name))

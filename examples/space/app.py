@@ -32,7 +32,7 @@ from huggingface_hub import constants
 from shown import LENGTH, POSITION, STATIC, facts, pictures, reason, summary
 from tqdm import tqdm
 
-from converter import ConverterError, Inspection, OnnxOptions, convert, inspect, push, supported
+from converter import ConverterError, Inspection, convert, export, inspect, push, supported
 
 HERE = Path(__file__).parent
 SPACE = "SPACE_ID" in os.environ
@@ -245,16 +245,16 @@ def run(
         shutil.rmtree(folder / "result", ignore_errors=True)
         out = folder / "result" / looked.out
         options |= access(folder, login, looked.found.commit)
-        graph = OnnxOptions() if onnx else None
         with tqdm(total=1, desc="downloading, converting, checking"):
-            result = convert(looked.name, out, onnx=graph, progress=True, **options)
+            result = convert(looked.name, out, progress=True, **options)
+            exported = export(out, progress=True) if onnx else None
         shutil.rmtree(folder / "hub", ignore_errors=True)  # the download, which is as large
         packed = out.with_suffix(".zip")
         with zipfile.ZipFile(packed, "w") as archive:
             for path in tqdm(sorted(path for path in out.rglob("*") if path.is_file()), "packing"):
                 archive.write(path, path.relative_to(out.parent))
     button = gr.DownloadButton(f"Download {packed.name}", value=str(packed), visible=True)
-    return summary(result), button, str(out), gr.Column(visible=SPACE), looked.out, ""
+    return summary(result, exported), button, str(out), gr.Column(visible=SPACE), looked.out, ""
 
 
 def send(

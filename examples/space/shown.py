@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from converter import ConversionResult, Inspection
+from converter import ConversionResult, ExportResult, Inspection
 
 STATIC, POSITION, LENGTH = "one factor for all", "by position", "by length"
 """What the factor of a scaling grows with."""
@@ -56,15 +56,16 @@ def reason(trained: int, growth: str, factor: float) -> str:
     return f"**The factor grows with the length of the input, {until}:** {kept}"
 
 
-def summary(result: ConversionResult) -> str:
+def summary(result: ConversionResult, exported: ExportResult | None) -> str:
     """What was written, and which checks it passed."""
-    size = _in_units(sum(size or 0 for size in result.files.values()))
+    files = {**result.files, **(exported.files if exported else {})}
+    size = _in_units(sum(size or 0 for size in files.values()))
     rows = [(("skipped" if each.skipped else "passed"), each.name, each.detail) for each in result.checks]
     rows += [("note", "note", note) for note in result.notes]
     lines = "".join(
         f'<li class="{kind}"><b>{escape(name)}</b> {escape(text)}</li>' for kind, name, text in rows
     )
-    written = f"{len(result.files)} files, {size}B{', with an ONNX graph' if result.onnx else ''}"
+    written = f"{len(files)} files, {size}B{', with an ONNX graph' if exported else ''}"
     how = "Load it with an Auto class and <code>trust_remote_code=True</code>." * (result.rotary is None)
     return f"<p><b>Converted and checked</b> in {result.seconds:.0f} s: {written}. {how}</p><ul>{lines}</ul>"
 

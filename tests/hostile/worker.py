@@ -59,7 +59,7 @@ def main() -> None:
 
 def _warm(*, torch: bool) -> None:
     """Imports what the runs import, so that no run is watched and measured while importing."""
-    for module in ("huggingface_hub", "safetensors", "yaml", "converter.inspection", "converter.pipeline"):
+    for module in ("huggingface_hub", "safetensors", "yaml", "converter.inspection", "converter.conversion"):
         importlib.import_module(module)
     importlib.import_module("converter.cli.report")
     if torch:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from converter.errors import SourceError
 
 if TYPE_CHECKING:
-    from converter.config import Config
     from converter.exports.onnx.options import OnnxOptions
-    from converter.recipes import AlibiRecipe, Recipe
-    from converter.source.checkpoint import Checkpoint
+    from converter.plan import Plan
+    from converter.recipes import AlibiRecipe
 
 GRAPH, FLOAT32_GRAPH = "model.onnx", "model_fp32.onnx"
 STANDALONE = "onnx"
@@ -21,8 +19,6 @@ GENAI = "genai_config.json"
 """Config of onnxruntime-genai."""
 REPORT = "onnx_validation.json"
 """What validation found. Nothing computes with it, so the manifest does not list it."""
-NOT_COPIED = (GENAI, REPORT)
-"""Files of a source that a conversion does not copy: they belong to a graph of the source."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2, "int8-fp16": 2, "int4-fp16": 2, "w8a8": 2}
 """dtype of a graph -> disk space for each weight that it copies, in bytes, scales included."""
 SUFFIX = {
@@ -58,17 +54,12 @@ def in_one_file(elements: int, dtype: str, *, cached: bool) -> bool:
     return not cached and elements * (4 if dtype == "bf16" else BYTES[dtype]) <= ONE_FILE
 
 
-def planned_files(
-    options: OnnxOptions, recipe: Recipe, config: Config, elements: Mapping[str, int]
-) -> list[str]:
-    """Names of the files that an export would write.
-
-    ``elements``: safetensors dtype of the weights -> number of elements; empty if they are not known.
-    """
+def planned_files(plan: Plan, options: OnnxOptions) -> list[str]:
+    """Names of the files that an export of a planned conversion would write."""
     from converter.exports.onnx.requirements import class_for, has_cache
 
-    family = cast("AlibiRecipe", recipe).family
-    cached = has_cache(class_for(options.computes, family, config), family)
+    family, elements = cast("AlibiRecipe", plan.model.recipe).family, plan.elements
+    cached = has_cache(class_for(options.computes, family, plan.config), family)
     stored = max(elements, key=lambda dtype: elements[dtype], default="F32")
     dtype = STORED.get(stored, "fp32") if options.dtype == "native" else options.dtype
     names = [GRAPH, *[FLOAT32_GRAPH] * (dtype in ("fp16", "bf16"))]
@@ -79,15 +70,16 @@ def planned_files(
     return names + [GENAI] * (cached and options.profile == "ort") + [REPORT] * options.validate
 
 
-def graph_bytes(options: OnnxOptions, checkpoint: Checkpoint, dtype: str | None) -> int:
-    """Bytes that the graph's own weights need; ``dtype`` as in safetensors, None for the checkpoint's."""
-    from converter.source.checkpoint import ITEM_BYTES
-
+def graph_bytes(plan: Plan, options: OnnxOptions) -> int:
+    """Bytes that the graph's own weights need, as far as they are known before a download."""
     if not options.copies_weights:
         return 0
-    native = ITEM_BYTES[dtype or next(iter(checkpoint.dtypes), "F16")]
-    parameters = checkpoint.parameters or checkpoint.total_bytes // 2
-    return parameters * BYTES.get(options.dtype, native)
+    from converter.source.checkpoint import ITEM_BYTES
+
+    elements = plan.elements
+    native = ITEM_BYTES[max(elements, key=lambda dtype: elements[dtype], default="F16")]
+    count: int = sum(elements.values()) or plan.result_bytes() // 2
+    return count * BYTES.get(options.dtype, native)
 
 
 def graphs_in(folder: Path) -> dict[str, Path]:

@@ -18,6 +18,7 @@ from converter.source.sentence_transformers import MODULES, Pooling, read_poolin
 from converter.source.source import Source
 
 if TYPE_CHECKING:
+    from converter.plan import Plan
     from converter.result.converted import ConvertedRepository
 
 PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
@@ -41,15 +42,15 @@ def check_installed(options: OnnxOptions | None = None) -> None:
         check_available(options.provider)
 
 
-def check_conversion(options: OnnxOptions, recipe: Recipe, config: Config, source: Source) -> None:
-    """Checks that such a graph can be built of a conversion, before weights are downloaded.
+def check(plan: Plan, options: OnnxOptions) -> None:
+    """Checks that ``export`` can write such a graph of a planned conversion, before hours of work.
 
-    ``config`` is that of the result, ``folder`` has the source's small files. Raises what ``class_for`` and
-    ``graph_pooling`` raise.
+    Raises what ``class_for`` and ``graph_pooling`` raise.
     """
-    class_for(options.computes, check_recipe(recipe, config), config, last_logits=options.last_logits)
+    family = check_recipe(plan.model.recipe, plan.config)
+    class_for(options.computes, family, plan.config, last_logits=options.last_logits)
     if options.pooled:
-        graph_pooling(source, options.pooling)
+        graph_pooling(plan.model.source, options.pooling)
 
 
 def check_recipe(recipe: Recipe, config: Config) -> Family:

@@ -107,7 +107,8 @@ class Conversion:
         """
         plan, place = self.plan, self.place
         source = plan.model.source
-        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.parent.is_dir():
+            place.parent.mkdir(parents=True, exist_ok=True)
         plan.check_download(place, resume=self.resume)
         source.fetch(plan.wanted)
         plan.check_vocabularies()

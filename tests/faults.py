@@ -102,7 +102,7 @@ class Trial:
             "from tests.fault_hook import install; import os, shutil, signal, subprocess\n"
             "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # nohup may have started this
             "from pathlib import Path\n"
-            f"from converter import pipeline, plan; from converter.result import staging\n{self.planted}\n"
+            f"from converter import conversion, plan; from converter.result import staging\n{self.planted}\n"
             f"install({str(self.work)!r}, {log!r}, {at!r}, {fault!r})\n"
             f"from converter.cli import main; main({words!r})"
         )

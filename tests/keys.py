@@ -14,7 +14,6 @@ from pathlib import Path
 from converter.families import FAMILIES
 from converter.families.refusals import QUANTISED
 from converter.families.templates import config_keys
-from converter.recipes.overrides import GENERAL
 from converter.source import keys
 
 MODULES = {
@@ -37,6 +36,7 @@ SPELLINGS = (
     r"\"([\w-]+\.json)\"",
 )
 KNOWN = """
+bos_token_id eos_token_id pad_token_id tie_word_embeddings use_cache id2label label2id num_labels problem_type
 _attn_implementation _commit_hash _from_model_config _name_or_path architectures device_map dtype files_loaded
 gradient_checkpointing model_type name_or_path output_hidden_states sep_token_id transformers_version
 initializer_factor init_std added_tokens.json generation_config.json modules.json special_tokens_map.json
@@ -66,7 +66,7 @@ def found() -> dict[str, list[str]]:
 
 def unknown() -> dict[str, list[str]]:
     rows = {*keys.KEYS, *(key for rows in keys.KEYS.values() for key in rows), keys.ADAPTER, *QUANTISED}
-    known = rows | GENERAL.union(KNOWN.split(), *map(config_keys, FAMILIES))
+    known = rows.union(KNOWN.split(), *map(config_keys, FAMILIES))
     return {name: places for name, places in found().items() if name not in known}
 
 

@@ -67,8 +67,8 @@ def test_each_point_of_putting_the_folder_in_place(tmp_path: Path, kind: str, pl
         ),
         (
             "overwrite",
-            "staged = pipeline.staged\n"
-            "pipeline.staged = lambda to, **how: (shutil.rmtree(to), staged(to, **how))[1]",
+            "staged = conversion.staged\n"
+            "conversion.staged = lambda to, **how: (shutil.rmtree(to), staged(to, **how))[1]",
             "out is neither as before nor complete",
         ),
         (

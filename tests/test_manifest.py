@@ -168,7 +168,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "nested": (lambda out: (out / "1_Pooling/config.json").write_text("[]"), "1_Pooling/config.json is not"),
     "gone": (lambda out: (out / "tokenizer.json").unlink(), "lacks tokenizer.json"),
-    "link": (lambda out: link_out(out / "tokenizer.json"), "tokenizer.json is a link"),
+    "link": (lambda out: link_out(out / "tokenizer.json"), "is a link that leads out of the folder"),
     "no list": (
         lambda out: (out / MANIFEST).unlink(),
         "ntk_convert.json, which a conversion writes; if the model was fine-tuned, run ntk-convert adopt",

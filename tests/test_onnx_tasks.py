@@ -108,7 +108,6 @@ def test_an_encoder_s_backbone(run: Callable[..., Run], pristine: Pristine, tmp_
     assert_close(Graph(path, 1).whole(ids, mask), right, mask)
     card = (out / "README.md").read_text()
     assert f"task `{BACKBONE}`" in card
-    assert f" --onnx-task {BACKBONE}" in card
 
     exported(out, standalone=True)
     assert run("validate", out).code == 0

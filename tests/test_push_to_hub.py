@@ -119,15 +119,18 @@ def test_options_that_contradict_each_other(here: Command, work: Path, words: li
 
 
 @pytest.mark.usefixtures("source")
-def test_a_push_that_fails_leaves_the_result(hub: HubServer, command: Command) -> None:
+def test_a_push_that_fails_leaves_the_result(hub: HubServer, command: Command, work: Path) -> None:
     def refuse(request: Request) -> None:
         if request.path.endswith("/commit/main"):
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the repository is full")
 
     hub.before = refuse
     run = command(*CONVERT, start=UNVERIFIED, HF_TOKEN=TOKEN)
-    done = f"out is complete, and this sends it, with the same options: ntk-convert push out {ID}"
-    refused(run, "the repository is full", done)
+    refused(
+        run,
+        "the repository is full",
+        f"out is complete, and this goes on: ntk-convert push {work / 'out'} {ID}",
+    )
     hub.before = None
     assert command("push", "out", ID, start=UNVERIFIED, HF_TOKEN=TOKEN).code == 0
 

@@ -13,11 +13,10 @@ from functools import reduce
 from typing import Any
 
 from converter.config import PROVENANCE, Config, is_count
-from converter.errors import ConverterError, SourceError, Undecided, UnsupportedModel, UsageError
+from converter.errors import SourceError, Undecided, UnsupportedModel, UsageError
 from converter.families import SLOPES
 from converter.families.refusals import QUANTISED
-from converter.families.templates import config_keys
-from converter.recipes import AlibiRecipe, Recipe, of_source
+from converter.recipes import of_source
 from converter.source import jsonfile
 
 FIXED = ("model_type", "auto_map", "alibi_scaling", "_name_or_path", PROVENANCE, SLOPES, *QUANTISED)
@@ -31,13 +30,6 @@ SIZES = (
     ("head_dim",),
 )
 """The names of each size that the weights were made with."""
-ABSURD = "\0"
-"""A value that no key of a config has."""
-GENERAL = {
-    *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "use_cache"),
-    *("id2label", "label2id", "num_labels", "problem_type"),
-}
-"""Keys that transformers reads from the config of any model."""
 
 
 def parse(text: str) -> tuple[str, Any]:
@@ -59,8 +51,8 @@ def words(overrides: Mapping[str, Any]) -> list[str]:
 def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a source's config with the user's values: dots in a key lead into objects, None removes one.
 
-    Raises ``UsageError`` for a key that cannot be set or that nothing reads, ``UnsupportedModel`` if the
-    source is refused and the values cannot change that, and ``SourceError`` for an impossible value.
+    Raises ``UsageError`` for a key that cannot be set, ``UnsupportedModel`` if the source is refused and the
+    values cannot change that, and ``SourceError`` for an impossible value.
     """
     if not overrides:
         return dict(config)
@@ -68,10 +60,8 @@ def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
         _check_settable(key, value)
     result = _with(config, overrides)
     _check_sizes(config, result)
-    recipe = of_source(result)
+    of_source(result)
     _check_refusals(config, overrides)
-    for key in overrides:
-        _check_read(result, recipe, key)
     return result
 
 
@@ -128,19 +118,6 @@ def _check_refusals(config: Config, overrides: Mapping[str, Any]) -> None:
             raise UnsupportedModel(f"{error}; `overrides` cannot change that") from error
         if not part:
             return
-
-
-def _check_read(config: Config, recipe: Recipe, key: str) -> None:
-    """Raises ``UsageError`` for a key that has no effect on the result, as far as an absurd value shows."""
-    family = recipe.family if isinstance(recipe, AlibiRecipe) else None
-    if key in GENERAL or (family is not None and key in config_keys(family)):
-        return
-    try:
-        of_source(_with(config, {key: ABSURD}))
-    except ConverterError:
-        return
-    kind = "a rotary model" if family is None else family.title
-    raise UsageError(f"`overrides` {key}: nothing reads this key of {kind}; check its spelling")
 
 
 def _with(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from converter.source.source import CONFIG, Source, check_others
 DEFAULT_REVISION = "main"
 HEXADECIMAL = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 """A commit, or the digest of a file."""
-WAIT = 60
-"""Seconds without a byte after which a request fails, where the client sets no limit."""
 UNREACHABLE = (
     "{id} is not a local folder, and the Hub cannot be reached for files that the cache lacks; check the "
     "connection (and HF_HUB_OFFLINE, HF_ENDPOINT), or give a local folder"
@@ -200,46 +198,11 @@ def shown(error: BaseException, token: str | None) -> BaseException | None:
 
 
 def set_up_client(*, progress: bool) -> None:
-    """Turns the client's progress bars off without ``progress``, and lets no request wait for ever.
-
-    HF_HUB_DISABLE_PROGRESS_BARS and a client that the user has configured still apply.
-    """
-    import huggingface_hub
-    from huggingface_hub.utils import _http
+    """Turns the client's progress bars off without ``progress``."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not progress:
         disable_progress_bars()
-    # From 1.0 on, and before.
-    for name, configure in (
-        ("_GLOBAL_CLIENT_FACTORY", "set_client_factory"),
-        ("_GLOBAL_BACKEND_FACTORY", "configure_http_backend"),
-    ):
-        make = getattr(_http, name, None)
-        if make is not None and make.__module__ != __name__:
-            getattr(huggingface_hub, configure)(_limited(make))
-
-
-def _limited(make: Callable[[], Any]) -> Callable[[], Any]:
-    """The same factory of HTTP clients (requests, httpx), with ``WAIT`` where a request has no limit."""
-
-    def limited() -> Any:
-        client = make()
-        send = client.send
-
-        def send_limited(request: Any, **options: Any) -> Any:
-            if hasattr(request, "extensions"):  # httpx
-                given = request.extensions.get("timeout") or {}
-                limits = {kind: given.get(kind) or WAIT for kind in ("connect", "read", "write")}
-                request.extensions["timeout"] = {**given, **limits}
-            else:
-                options["timeout"] = options.get("timeout") or WAIT
-            return send(request, **options)
-
-        client.send = send_limited
-        return client
-
-    return limited
 
 
 def bytes_to_download(source: Source, names: Iterable[str]) -> int:

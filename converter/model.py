@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
@@ -159,6 +160,11 @@ def open_with_request(
     """Opens a checkpoint as ``open_model`` does, and reads the scaling that is asked for."""
     source = {name: value for name, value in options.items() if name in SourceOptions.__annotations__}
     scaling: dict[str, Any] = {name: value for name, value in options.items() if name not in source}
+    for name in scaling.keys() - ScalingOptions.__annotations__.keys():
+        near = get_close_matches(name, ModelOptions.__annotations__, 1)
+        raise UsageError(
+            f"there is no option {name!r}" + "".join(f"; did you mean {each!r}?" for each in near)
+        )
     if scaling.get("slopes") is not None:
         scaling["slopes"] = read_slopes_file(scaling["slopes"])
     request = Request(train_length=options.get("train_length"), **scaling)

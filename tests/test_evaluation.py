@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from transformers import AutoModelForCausalLM
 
-from converter import convert, tune
+from converter import convert, inspect, tune
 from converter.config import ROTARY, SOURCE_CONFIG
 from converter.errors import ConverterError, SourceError, UsageError
 from converter.evaluation.evaluate import evaluate
@@ -646,6 +646,8 @@ def test_messages_name_parameters_in_python(pristine: Pristine) -> None:
         evaluate([pristine("bloom")], tasks=[Words()], items=2)
     with pytest.raises(UsageError, match="`dtype` 'int8' is unknown"):
         choose(None, "int8", None)
+    with pytest.raises(UsageError, match="there is no option 'scle'; did you mean 'scale'"):
+        inspect(pristine("bloom"), scle=2)  # type: ignore[call-arg]
 
 
 def test_the_cpu_is_for_machines_without_cuda_and_computes_in_float32_where_memory_has_room(

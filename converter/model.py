@@ -162,9 +162,8 @@ def open_with_request(
     scaling: dict[str, Any] = {name: value for name, value in options.items() if name not in source}
     for name in scaling.keys() - ScalingOptions.__annotations__.keys():
         near = get_close_matches(name, ModelOptions.__annotations__, 1)
-        raise UsageError(
-            f"there is no option {name!r}" + "".join(f"; did you mean {each!r}?" for each in near)
-        )
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"there is no option {name!r}{meant}")
     if scaling.get("slopes") is not None:
         scaling["slopes"] = read_slopes_file(scaling["slopes"])
     request = Request(train_length=options.get("train_length"), **scaling)

@@ -21,7 +21,7 @@ from gpu.part import Settings, shared
 TITLE = "encoders"
 SIZES = {"heads": 12, "layers": 12, "hidden": 768, "inner": 3072}
 """Of jina-embeddings-v2-base."""
-NEAREST = {"float16": 0.999, "bfloat16": 0.99, "float32": 1 - 1e-6}
+NEAREST = {"float16": 0.999, "bfloat16": 0.95, "float32": 1 - 1e-6}
 """Dtype -> smallest cosine of a text's vector with that of the same model in float32 on the CPU."""
 TURNS, COMPARED = 3, 8
 """Timed runs at most; texts that are compared."""

@@ -154,8 +154,10 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     except (ConverterError, KeyboardInterrupt) as error:
         show(done)
         steps = " && ".join(shlex.join(["ntk-convert", *words]) for words in go_on)
-        kind = Interrupted if isinstance(error, KeyboardInterrupt) else type(error)
-        raise kind(f"{error or 'stopped'}; {place} is complete, and this goes on: {steps}") from error
+        there = f"{place} is complete, and this goes on: {steps}"
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(there) from error
+        raise type(error)(f"{error}; {there}") from error
     show(done, *lines)
     say(*summaries)
 

@@ -41,6 +41,8 @@ HERE, EXCHANGE = -100, 2
 BESIDE = re.compile(
     r"README\.md|ntk_convert\.json|onnx_validation\.json|.*\.onnx\.failed|\.gitattributes"
     r"|\.cache/huggingface/.*|(.*/)?__pycache__/.*"
+    # An export that was killed leaves these.
+    r"|(onnx/)?model\w*\.onnx(_data)?|genai_config\.json|\.onnx\.ntk-convert-[^/]*/.*"
 )
 """What tools put beside the files that a result's manifest lists, and beside a model's files."""
 MODEL = re.compile(

@@ -21,6 +21,7 @@ from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Engine, assert_close, expe
 from tests.patched import config_of, load
 from tests.reference import ENCODERS
 from tests.reference import FAMILIES as REFERENCES
+from tests.test_continuous_batching import OLD
 from tests.tiny.layout import Format, change_tensors, write_json
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -66,8 +67,9 @@ def test_a_head_that_differs_is_used(
     right = expected(out, family, ids)
     assert_close(load(out)(torch.from_numpy(ids)).logits.numpy(), right)
     for profile in PROFILES if family == "bloom" else PROFILES[:1]:
-        # A repository that an older version converted may still say that they are tied.
-        for tied in (False, *[True] * (family == "bloom")):
+        # A repository that an older version converted may still say that they are tied. Then transformers 4.57
+        # loses the head, so validation rightly finds that the graph is not the model that it loads.
+        for tied in (False, *[True] * (family == "bloom" and not OLD)):
             edit_json(out / "config.json", {TIE: tied})
             export(out, OnnxOptions(profile))
             assert_close(Engine(out / "model.onnx").step(ids, np.ones_like(ids))[0], right)

@@ -67,8 +67,8 @@ def test_a_head_that_differs_is_used(
     right = expected(out, family, ids)
     assert_close(load(out)(torch.from_numpy(ids)).logits.numpy(), right)
     for profile in PROFILES if family == "bloom" else PROFILES[:1]:
-        # A repository that an older version converted may still say that they are tied. transformers 4.57 then
-        # loses the head, so validation rightly finds that the graph is not that model.
+        # A repository that an older version converted may still say that they are tied. transformers 4.57
+        # then loses the head, so validation rightly finds that the graph is not that model.
         for tied in (False, *[True] * (family == "bloom" and not OLD)):
             edit_json(out / "config.json", {TIE: tied})
             export(out, OnnxOptions(profile))

@@ -450,7 +450,7 @@ def test_training_copies_them(calls: list[Any]) -> None:
 def test_cudnn_plans_for_long_prompts_and_training_only(
     device: str, queries: int, *, grad: bool, without: bool
 ) -> None:
-    """On an H100 each new length costs 45 ms, which made decoding 4 to 7 times slower."""
+    """On an H100 each new length costs 45 ms, which made decoding several times slower."""
     states: Any = SimpleNamespace(device=torch.device(device), shape=(1, 4, queries, 8))
     for allowed in (True, False):
         torch.backends.cuda.enable_cudnn_sdp(allowed)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from converter._version import __version__
 
 if TYPE_CHECKING:
-    from converter.adoption import AdoptionResult, adopt
     from converter.catalogue import supported
     from converter.conversion import ConversionResult, convert
     from converter.errors import (
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from converter.publish.push import PushResult, push
 
 __all__ = [
-    "AdoptionResult",
     "AlreadyConverted",
     "ConversionResult",
     "ConverterError",
@@ -68,7 +66,6 @@ __all__ = [
     "ValidationError",
     "VerificationError",
     "__version__",
-    "adopt",
     "convert",
     "evaluate",
     "export",
@@ -83,7 +80,6 @@ __all__ = [
 ]
 
 _MODULES = {
-    "adoption": ("AdoptionResult", "adopt"),
     "catalogue": ("supported",),
     "conversion": ("ConversionResult", "convert"),
     "evaluation.evaluate": ("evaluate",),

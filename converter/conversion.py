@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.config import Config
-from converter.errors import UsageError
-from converter.model import ModelOptions, open_with_request
+from converter.errors import AlreadyConverted, UsageError
+from converter.model.open import ModelOptions, open_with_request
 from converter.paths import out_path
 from converter.plan import Plan, Written, decide, write
 from converter.result import manifest
@@ -123,9 +123,9 @@ class Conversion:
             if self.verify:
                 from converter.verification import verify as check
 
-                checks = check(written.repository, plan.model.config, source.folder, progress=progress)
+                checks = check(written.model, plan.model.config, source.folder, progress=progress)
             _write_card(plan, written, checks, f"./{place.name}")
-            files = _list_files(folder, written.repository.checkpoint)
+            files = _list_files(folder, written.model.checkpoint)
         return self._result(files, written, checks)
 
     def _result(
@@ -133,22 +133,22 @@ class Conversion:
     ) -> ConversionResult:
         """The result; without ``written``, that of a dry run."""
         plan, model = self.plan, self.plan.model
-        config = plan.config if written is None else written.repository.config
+        config = plan.config if written is None else written.model.config
         return ConversionResult(
             path=self.place,
             source=model.name,
             commit=model.source.commit,
-            family=model.recipe.name,
-            model_type=model.recipe.model_type,
-            rotary=model.recipe.change(plan.scaling),
+            family=model.kind,
+            model_type=model.model_type,
+            rotary=model.change(plan.scaling),
             scaling=plan.scaling,
             train_length=model.trained.tokens,
             train_length_origin=model.trained.origin,
-            input_limit=None if model.recipe.decoder else plan.input_limit,
+            input_limit=None if model.decoder else plan.input_limit,
             overrides=model.overrides,
             files=files,
             weights={} if written is None else written.weights,
-            config_changes=_changes(model.original, config),
+            config_changes=_changes(model.config, config),
             notes=plan.notes,
             checks=checks,
             seconds=time.monotonic() - self.started,
@@ -175,7 +175,10 @@ def prepare(
     started = time.monotonic()
     if base_model is not None and not is_repo_id(base_model):
         raise UsageError(f"`base_model` {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
-    opened, request = open_with_request(model, progress=progress, converted=False, **options)
+    opened, request = open_with_request(model, progress=progress, **options)
+    if opened.provenance is not None:
+        original = opened.provenance.source
+        raise AlreadyConverted(f"the source is already converted; convert its original ({original}) instead")
     if not dry_run:
         restore(out_path(out))
     place = check_output(Path(out), opened.source.folder, overwrite=overwrite)
@@ -256,7 +259,7 @@ def convert(
 
 def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: str) -> None:
     """Writes the model card, which names ``place``, and the picture of a verified scaling."""
-    model, repository = plan.model, written.repository
+    model, repository = plan.model, written.model
     picture = bool(checks) and plan.scaling.scaled
     if picture:
         from converter.pictures import per_head
@@ -267,7 +270,7 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
     text = describe(
         repository,
         origin=read_origin(model.source, plan.base_model),
-        words=model.recipe.words(plan.scaling, model.trained, repository.config),
+        words=model.words(plan.scaling, repository.config),
         tokenizer=model.tokenizer,
         sentence_encoder=model.nested.sentence_encoder,
         weights="same" if plan.order.dtype is None else "rounded",

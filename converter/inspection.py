@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.config import Config
 from converter.errors import UsageError
-from converter.model import Model, ModelOptions, open_with_request
-from converter.recipes import AlibiRecipe, Recipe
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
+from converter.model.open import ModelOptions, open_with_request
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling, averaged, rows
 from converter.source.checkpoint import weight_index
@@ -102,42 +102,39 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
             be scaled.
     """
     opened, request = open_with_request(model, **options)
-    source, config, recipe = opened.source, opened.config, opened.recipe
-    scaling = opened.scaling(request) if request.asked else recipe.own_scaling
-    by_default = not (request.asked or recipe.converted) and not scaling.scaled
+    scaling = opened.resolve(request) if request.asked else opened.scaling
+    by_default = not (request.asked or opened.converted) and not scaling.scaled
     if by_default:
         try:
-            scaling = opened.scaling(request)
+            scaling = opened.resolve(request)
         except UsageError:  # a conversion needs a trained length, or the strength of a rotary model
             by_default = False
-    found = _slopes(recipe, opened.stored, scaling)
-    rotary = recipe.positions == "rotary"
+    found = _slopes(opened, scaling)
+    rotary = opened.positions == "rotary"
     return Inspection(
-        source=source.name,
-        commit=source.commit,
-        family=recipe.name,
-        model_type=config.get("model_type") or "not given",  # as in DNABERT-2
-        converted=recipe.converted,
-        **asdict(recipe.geometry),
+        source=opened.name,
+        commit=opened.source.commit,
+        family=opened.kind,
+        model_type=opened.config.get("model_type") or "not given",  # as in DNABERT-2
+        converted=opened.converted,
+        **asdict(opened.geometry),
         **_weights(opened),
         train_length=opened.trained.tokens,
         train_length_origin=opened.trained.origin,
-        input_limit=None if recipe.decoder else opened.input_limit(scaling),
+        input_limit=None if opened.decoder else opened.input_limit(scaling),
         overrides=opened.overrides,
         alibi_scaling=None if rotary else scaling.to_json(),
         by_default=by_default,
         slopes=EMPTY if rotary else found,
         frequencies=found if rotary else EMPTY,
-        rotary=recipe.change(scaling),
-        bias_scale=recipe.family.bias_scale(recipe.geometry.head_dim)
-        if isinstance(recipe, AlibiRecipe)
-        else None,
+        rotary=opened.change(scaling),
+        bias_scale=opened.bias_scale if isinstance(opened, AlibiModel) else None,
     )
 
 
 def _weights(model: Model) -> dict[str, Any]:
     """The files, number of parameters and dtype of an ``Inspection``."""
-    source, config = model.source, model.config
+    source, config = model.source, model.source_config
     # Offline, the cache may hold only the config, which is enough for a description.
     unknown = source.offline and weight_index(source.files) is None
     files = {} if unknown else source.weights()
@@ -152,10 +149,10 @@ def _weights(model: Model) -> dict[str, Any]:
     return {"files": files, "parameters": sum(counts.values()) or None, "dtype": dtype}
 
 
-def _slopes(recipe: Recipe, stored: Config, scaling: Scaling) -> SlopeTable:
-    stock = recipe.stock(stored)
+def _slopes(model: Model, scaling: Scaling) -> SlopeTable:
+    stock = model.stock(model.stored)
     if not scaling.scaled:
         return SlopeTable(stock, None, None, None)
     length = 2 * scaling.train_length if scaling.dynamic else None
-    scaled = recipe.scaled(stock, averaged(scaling), length or 0)
+    scaled = model.scaled(stock, averaged(scaling), length or 0)
     return SlopeTable(stock, scaled, scaling.factor_at(length or 0), length, rows(scaling))

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converter import recipes
 from converter.config import LONGEST, OVERRIDES, PROVENANCE, is_count
 from converter.errors import SourceError, UsageError, VerificationError
-from converter.model import Model
-from converter.recipes.overrides import words
+from converter.model.model import Model
+from converter.model.open import read_model
+from converter.model.overrides import words
 from converter.result import manifest
 from converter.result.card import PICTURE
-from converter.result.converted import ConvertedRepository
 from converter.result.repository import own_code_only, set_dtype, small_files, write_repository
 from converter.result.staging import check_space
 from converter.scaling.request import SLOPES_FILE, Request, command_line
@@ -23,6 +22,7 @@ from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
 from converter.source.hub import bytes_to_download
 from converter.source.keys import GENERATE, settled
+from converter.source.open import open_folder
 from converter.source.remote_code import check_references
 from converter.source.sentence_transformers import set_limits
 from converter.source.source import CARD, CONFIG, VOCABULARIES, plain_text
@@ -78,12 +78,11 @@ class Plan:
 
     def files(self, *, picture: bool) -> dict[str, int | None]:
         """The files that ``write`` would write -> bytes, None where the size is not known."""
-        source, recipe, tokenizer = self.model.source, self.model.recipe, self.model.tokenizer
-        files: dict[str, int | None] = dict.fromkeys(
-            (CONFIG, CARD, manifest.MANIFEST, *recipe.templates, *tokenizer.templates)
-        )
+        model = self.model
+        code = (*model.templates, *model.tokenizer.templates)
+        files: dict[str, int | None] = dict.fromkeys((CONFIG, CARD, manifest.MANIFEST, *code))
         files |= {**self.copied, **dict.fromkeys(self.rewritten)}
-        targets = target_names(self.weights, source.index)
+        targets = target_names(self.weights, model.source.index)
         files |= {target: self.weights.get(name) for name, target in targets.items()}
         return files | dict.fromkeys((PICTURE,) if picture else ())
 
@@ -122,7 +121,7 @@ class Plan:
 
         Like weights, they are here only after the download.
         """
-        code = (*self.model.recipe.templates, *self.model.tokenizer.templates)
+        code = (*self.model.templates, *self.model.tokenizer.templates)
         check_references(self.model.source, code, self.copied.keys() & {*VOCABULARIES})
 
     def command(self, out: str, *, verify: bool) -> str:
@@ -155,11 +154,11 @@ def decide(
 
     Raises ``UsageError``, ``SourceError`` or ``UnsupportedModel`` for what cannot be converted this way.
     """
-    source, recipe = model.source, model.recipe
-    scaling = model.scaling(request)
+    source = model.source
+    scaling = model.resolve(request)
     if max_length is not None and not is_count(max_length, LONGEST):
         raise UsageError(f"`max_length` {max_length} is out of range; give a number from 1 to {LONGEST}")
-    if max_length is not None and recipe.decoder:
+    if max_length is not None and model.decoder:
         raise UsageError(
             f"`max_length` is where the texts of an encoder are cut, and {model.name} is none; leave it out"
         )
@@ -173,13 +172,13 @@ def decide(
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
     files = [name for name in copied if name.endswith(".json") and name not in VOCABULARIES]
     contents = {**source.contents(files), **rewritten}
-    judged, left_out = settled(source, contents, model.kinds)
+    judged, left_out = settled(source, contents, model.row_kinds)
     contents |= judged
     rewritten |= judged
     limit = max_length or model.input_limit(scaling)
-    limited, note = set_limits(contents, limit, decoder=recipe.decoder)
-    config = recipe.scaled_config(scaling, model.trained.tokens, source, tokenizer, limit)
-    judged, notes = settled(source, {CONFIG: config}, model.kinds)
+    limited, note = set_limits(contents, limit, decoder=model.decoder)
+    config = model.scaled_config(scaling, tokenizer, limit)
+    judged, notes = settled(source, {CONFIG: config}, model.row_kinds)
     config, notes = judged.get(CONFIG, config), [*notes, *left_out]
     if source.inside(GENERATE):
         notes.append(f"{GENERATE}, code of the source that replaces generate, was not copied")
@@ -189,7 +188,7 @@ def decide(
     if source.subfolder is not None:
         name = plain_text(source.name)
         notes.append(f"the source is the folder {name}; files outside it, such as a licence, were not copied")
-    notes += [*recipe.notes, *filter(None, [model.trained.note, tokenizer.note, note]), *model.nested.notes]
+    notes += [*model.notes, *filter(None, [model.trained.note, tokenizer.note, note]), *model.nested.notes]
     asked_dtype = dtype
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
@@ -200,20 +199,20 @@ def decide(
                 "`dtype` rewrites the weights, so they cannot be linked; drop `dtype` or the link"
             )
         notes.append(f"the weights were converted to {TORCH[dtype]}")
-    code = (*recipe.templates, *tokenizer.templates)
+    code = (*model.templates, *tokenizer.templates)
     cleaned, removed = own_code_only({CONFIG: config, **contents, **limited}, code)
     config = cleaned.pop(CONFIG, config)
     rewritten |= {**limited, **cleaned}
     copied = {name: size for name, size in copied.items() if name not in rewritten}
     notes += filter(None, [removed])
-    if not recipe.decoder and _loads_as_float16(model, config):
+    if not model.decoder and _loads_as_float16(model, config):
         notes.append(FLOAT16)
     if source.local:
         source.fetch(copied)
-        config |= recipe.stored(source.folder, model.checkpoint, config)
-    unread = recipe.unread if verify else None
+        config |= model.stored_in(source.folder, model.checkpoint, config)
+    unread = model.unread if verify else None
     digests = {name: digest for name in weights if (digest := source.digest(name))}
-    keep, tied = recipe.exact_tensors, recipe.tied_tensors
+    keep, tied = model.exact_tensors, model.tied_tensors
     order = Order(dtype, link, keep=keep, tied=tied, unread=unread, digests=digests)
     given = (asked_dtype, base_model, max_length, limit)
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, *given, notes)
@@ -223,7 +222,7 @@ def _stored_dtypes(model: Model) -> set[str]:
     """The safetensors dtypes of the weights that ``dtype`` would change, as far as they are known."""
     if not model.source.local:
         return set(model.source.parameters or {}).intersection(FLOATS)
-    return _dtypes(model.checkpoint, model.recipe.exact_tensors)
+    return _dtypes(model.checkpoint, model.exact_tensors)
 
 
 def _dtypes(checkpoint: Checkpoint, keep: Collection[str]) -> set[str]:
@@ -245,7 +244,7 @@ def _loads_as_float16(model: Model, config: Mapping[str, Any]) -> bool:
 class Written:
     """What ``write`` wrote."""
 
-    repository: ConvertedRepository
+    model: Model
     weights: Mapping[str, int]
     """How weight files were written -> number of files; see ``ConversionResult.weights``."""
 
@@ -258,19 +257,18 @@ def write(
     ``folder`` is empty or has the files that an interrupted run left. ``space`` is called with the number of
     bytes that the weights will take, before they are written.
     """
-    model, recipe = plan.model, plan.model.recipe
-    source = model.source
+    model, source = plan.model, plan.model.source
     how = transfer(model.checkpoint, source.folder, folder, plan.order, space=space, progress=progress)
     checkpoint, asked = read_checkpoint(folder), plan.asked_dtype
-    if asked is not None and _dtypes(checkpoint, recipe.exact_tensors) != {STORED[asked]}:
+    if asked is not None and _dtypes(checkpoint, model.exact_tensors) != {STORED[asked]}:
         # Before the download, only the Hub says which dtypes there are.
         raise SourceError(
             f"the weights of {source.name} are not {TORCH[asked]}, as the Hub says; convert a local copy"
         )
-    config = {**plan.config, **recipe.stored(folder, checkpoint, plan.config)}
-    templates = (*recipe.templates, *model.tokenizer.templates)
+    config = {**plan.config, **model.stored_in(folder, checkpoint, plan.config)}
+    templates = (*model.templates, *model.tokenizer.templates)
     write_repository(folder, config, templates, source, plan.copied, plan.rewritten)
-    repository = ConvertedRepository(folder, config, recipes.of_checkpoint(config), checkpoint)
-    if repository.scaling != plan.scaling:
-        raise VerificationError(f"config.json has the scaling {repository.scaling}, not {plan.scaling}")
-    return Written(repository, how)
+    written = read_model(open_folder(folder))
+    if written.scaling != plan.scaling:
+        raise VerificationError(f"config.json has the scaling {written.scaling}, not {plan.scaling}")
+    return Written(written, how)

@@ -191,7 +191,9 @@ def in_chunks(folder: Path, task: Beir, length: int) -> Measurement:
         ranked = rank(embed(model, subject.pooling, hardware, texts.queries), means, texts)
         scores = tuple(map(task.score, ranked, texts.relevant))
         value, low, high = summarise(task.metric, scores)
-        return Measurement(subject.name, CHUNKS, task.name, task.metric, length, scores, value, low, high)
+        return Measurement(
+            subject.model.name, CHUNKS, task.name, task.metric, length, scores, value, low, high
+        )
 
 
 def texts_of_all_lengths() -> tuple[Collection, list[int]]:

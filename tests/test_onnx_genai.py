@@ -14,9 +14,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from converter import OnnxOptions, convert, export, recipes
+from converter import OnnxOptions, convert, export
 from converter.exports.onnx.genai import genai_config
-from converter.result.converted import ConvertedRepository, open_converted
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
+from converter.result.converted import open_converted
 from tests import tiny
 from tests.conftest import edit_json
 from tests.onnx_graphs import LENGTHS, Make, exported, generated, prompts
@@ -210,9 +212,10 @@ def test_which_graph_is_served(converted: Convert) -> None:
     assert "genai" not in (folder / "README.md").read_text(encoding="utf-8")
 
 
-def content(repository: ConvertedRepository, **changes: Any) -> dict[str, Any]:
-    config = {**repository.config, **changes}
-    changed = dataclasses.replace(repository, config=config, recipe=recipes.of_checkpoint(config))
+def content(repository: Model, **changes: Any) -> dict[str, Any]:
+    assert isinstance(repository, AlibiModel)
+    config, source_config = ({**each, **changes} for each in (repository.config, repository.source_config))
+    changed = dataclasses.replace(repository, config=config, source_config=source_config)
     return genai_config(changed, file_name="model.onnx")
 
 

@@ -29,11 +29,11 @@ from typing import Any
 import pytest
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-from converter import ConverterError, recipes
+from converter import ConverterError
 from converter.families import FAMILIES
-from converter.model import open_model
+from converter.model.alibi import AlibiModel
+from converter.model.open import open_model
 from converter.plan import decide
-from converter.result.converted import ConvertedRepository
 from converter.scaling.request import Request
 from converter.source.checkpoint import (
     BIN,
@@ -48,6 +48,7 @@ from converter.source.open import open_source
 from converter.source.tokenizer import KNOWN, read_tokenizer
 from converter.verification import tensors
 from converter.verification.patched import Patched
+from tests.models import model_of
 
 FOLDER = Path(__file__).parent / "published"
 Entry = dict[str, Any]
@@ -187,12 +188,12 @@ def test_a_published_config(family: str, entry: Entry) -> None:
     """It is taken, or refused for the right reason."""
     if entry["id"] in REFUSED or "output_logits_scale" in entry["config"]:
         with pytest.raises(ConverterError, match=REFUSED.get(entry["id"], "output_logits_scale")):
-            recipes.of_source(entry["config"])
+            model_of(entry["config"])
         return
-    recipe = recipes.of_source(entry["config"])
-    assert recipe.name == family
-    assert recipe.geometry.num_heads % recipe.geometry.num_kv_heads == 0
-    assert all(slope > 0 for slope in recipe.stock({}))
+    model = model_of(entry["config"])
+    assert model.kind == family
+    assert model.geometry.num_heads % model.geometry.num_kv_heads == 0
+    assert all(slope > 0 for slope in model.stock({}))
 
 
 def test_every_fact_has_a_source() -> None:
@@ -212,7 +213,9 @@ def test_every_tensor_has_its_place_in_the_family_s_model(family: str, entry: En
     named = shapes(family, entry, N=2)
     model = open_model(skeleton(tmp_path, with_layers(family, entry["config"], 2), named))
     config = decide(model, Request("none")).config
-    repository = ConvertedRepository(tmp_path, config, recipes.of_checkpoint(config), model.checkpoint)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    repository = open_model(tmp_path)
+    assert isinstance(repository, AlibiModel)
     with Patched.load(repository) as patched:
         found = tensors.check(patched)
     assert found.detail.startswith(f"all {sum(not name.endswith(SLOPES) for name in named)} tensors fit")

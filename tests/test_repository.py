@@ -23,7 +23,6 @@ from converter.families import FAMILIES, recognise
 from converter.families.family import HEADS
 from converter.result.card import describe, read_origin
 from converter.result.converted import open_converted
-from converter.scaling.request import TrainLength
 from converter.source.open import open_folder
 from converter.source.tokenizer import Tokenizer
 from tests import tiny
@@ -285,7 +284,7 @@ def test_what_of_the_source_s_card_is_kept(
     text = describe(
         repository,
         origin=read_origin(open_folder(tmp_path), None),
-        words=repository.recipe.words(repository.scaling, TrainLength(None, ""), repository.config),
+        words=repository.words(repository.scaling, repository.config),
         tokenizer=Tokenizer(),
         sentence_encoder=None,
         weights="same",

@@ -20,13 +20,13 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from converter import VerificationError, convert, inspect
-from converter.recipes import RotaryRecipe
-from converter.result.converted import ConvertedRepository
+from converter.model.open import open_model
+from converter.model.rotary import RotaryModel
 from converter.rotary import settings
 from converter.rotary.models import MODELS, REFUSED
 from converter.scaling.frequencies import METHODS, frequencies, ntk_base, scaled_frequencies, yarn_attention
 from converter.scaling.scaling import UNSCALED, Scaling
-from converter.source.checkpoint import read_checkpoint
+from converter.source.open import open_folder
 from converter.verification.check import Check
 from converter.verification.rotary import verify
 from tests import tiny
@@ -335,10 +335,9 @@ def test_old_pickles(make_source: MakeSource, tmp_path: Path) -> None:
 
 def verified(source: Path, folder: Path, scaling: Scaling) -> list[Check]:
     """The checks of ``folder`` as if it were the source converted with this scaling."""
-    config = config_of(folder)
-    recipe = replace(RotaryRecipe.of_source(config_of(source)), own_scaling=scaling)
-    repository = ConvertedRepository(folder, config, recipe, read_checkpoint(folder))
-    return verify(repository, recipe)
+    model = replace(open_model(source), source=open_folder(folder), config=config_of(folder), scaling=scaling)
+    assert isinstance(model, RotaryModel)
+    return verify(model)
 
 
 @pytest.mark.parametrize("model_type", [name for name, model in MODELS.items() if model.base is not None])

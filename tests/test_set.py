@@ -17,7 +17,7 @@ from converter import UnsupportedModel, convert, inspect
 from converter.errors import Undecided
 from converter.evaluation.scalings import command
 from converter.families.refusals import check_source
-from converter.recipes.overrides import overridden, parse, words
+from converter.model.overrides import overridden, parse, words
 from converter.scaling.scaling import Scaling
 from tests import tiny
 from tests.conftest import MakeSource, Pristine, Run, edit_json, fingerprint

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from converter import UnsupportedModel, convert, inspect
 from converter.errors import SourceError
 from converter.families import FAMILIES
-from converter.recipes.alibi import check_positions
+from converter.model.alibi import check_positions
 from tests import tiny
 from tests.conftest import MakeSource
 from tests.patched import config_of

@@ -20,16 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from converter import evaluate, make_task, recipes, tune
+from converter import evaluate, make_task, tune
 from converter.cli import report
 from converter.evaluation.results import WORTH, Measurement, Results
 from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import compare, judge, paired_interval
 from converter.evaluation.tune import Choice, Tuning
 from converter.model import SourceOptions
+from converter.model.open import open_model
 from converter.scaling.scaling import UNSCALED, Scaling
 from tests import tiny
 from tests.conftest import Pristine, RunCli
+from tests.models import model_of
 from tests.patched import fitted_scaling
 from tests.tiny import rotary
 
@@ -38,14 +40,10 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-bloom"
 # What is tried
 
 
-def recipe_of(folder: Path) -> Any:
-    return recipes.of_checkpoint(json.loads((folder / "config.json").read_text()))
-
-
 @given(st.integers(1, 5000), st.integers(2, 40000))
 def test_what_is_tried(trained: int, more: int) -> None:
     target = trained + more
-    found = candidates(recipe_of(EXAMPLE), trained, target)
+    found = candidates(open_model(EXAMPLE), trained, target)
     assert found[0] == UNSCALED
     assert [each.dynamic for each in found if each.dynamic] == ["position"] * 4
     assert len(set(found)) == len(found)
@@ -63,16 +61,16 @@ def kinds(found: Sequence[Scaling]) -> list[str]:
 
 
 def test_what_is_tried_depends_on_the_model(tmp_path: Path) -> None:
-    encoder = recipe_of(tiny.ENCODERS["mosaic_bert"](tmp_path / "encoder", 4))
+    encoder = open_model(tiny.ENCODERS["mosaic_bert"](tmp_path / "encoder", 4))
     static = ["ntk", "by-parts", "linear"]
     both = [f"{method} {basis}" for basis in ("length", "position") for method in ("by-parts", "ntk")]
-    for recipe, names in (
+    for model, names in (
         (encoder, [*both, *static]),
-        (recipe_of(EXAMPLE), ["by-parts position", "ntk position", *static]),
-        (recipes.of_checkpoint(ROTARY | {"model_type": "llama"}), ["ntk length", *static]),
-        (recipes.of_checkpoint(ROTARY | {"model_type": "phi3"}), ["ntk"]),
+        (open_model(EXAMPLE), ["by-parts position", "ntk position", *static]),
+        (model_of(ROTARY | {"model_type": "llama"}), ["ntk length", *static]),
+        (model_of(ROTARY | {"model_type": "phi3"}), ["ntk"]),
     ):
-        assert kinds(candidates(recipe, 64, 256)) == ["none", *names]
+        assert kinds(candidates(model, 64, 256)) == ["none", *names]
 
 
 ROTARY = {"rope_theta": 1e4, **rotary.SIZES}

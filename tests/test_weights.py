@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from converter import recipes
 from converter.errors import SourceError
 from converter.families import FAMILIES
+from converter.model.open import open_model
 from converter.rotary.models import MODELS
 from converter.source.checkpoint import ITEM_BYTES, Tensor, read_checkpoint
 from converter.weights import files, journal, worker
@@ -154,7 +154,7 @@ def test_bin_becomes_safetensors(tmp_path: Path, sharded: bool, dtype: torch.dty
         expected |= torch.load(file, weights_only=True)
     assert "lm_head.weight" in expected
     del expected["lm_head.weight"]  # tied: stored once, under the embedding's name
-    tied = recipes.of_source(json.loads((source / "config.json").read_text())).tied_tensors
+    tied = open_model(source).tied_tensors
     actual = convert_weights(source, tmp_path / "out", tied=tied)
     assert_same(actual, expected)
     if sharded:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from converter.cli.click_additions import (
-    PATH,
     Command,
     argument,
     files,
-    folders,
     given,
     progress,
     say,
@@ -224,27 +222,6 @@ def families(name: str, markdown: bool) -> None:
 
 
 @click.command(cls=Command)
-@argument(
-    "folder",
-    metavar="DIR",
-    type=PATH,
-    shell_complete=folders,
-    help="Folder in which transformers saved a fine-tuned converted model.",
-)
-def adopt(folder: Path) -> None:
-    """Verify a fine-tuned converted model, so that it can be pushed.
-
-    DIR gets a card and the list of its files, ntk_convert.json. Its weights are not changed.
-    """
-    from converter.adoption import adopt as run
-    from converter.cli import report
-
-    result = run(folder, progress=progress())
-    show(result.to_json(), str(result.path))
-    say(report.adopted(result, verbose=given("verbose")))
-
-
-@click.command(cls=Command)
 @converted_argument
 @argument("repo_id", metavar="USER/NAME", help="Repository on the Hub; it is created if it does not exist.")
 @push_options
@@ -346,4 +323,4 @@ def plot(subject: str, **arguments: Any) -> None:
     show({"files": files}, *files)
 
 
-COMMANDS = (convert, inspect, families, adopt, push, export, validate, plot)
+COMMANDS = (convert, inspect, families, push, export, validate, plot)

@@ -259,7 +259,7 @@ def fit(model: str, out: Path, overwrite: bool, **arguments: Any) -> None:
     from converter.cli import report
     from converter.conversion import convert
     from converter.evaluation.fit import fit as run
-    from converter.model import SourceOptions
+    from converter.model.open import SourceOptions
 
     source = {name: arguments[name] for name in SourceOptions.__annotations__}
     convert(model, out, method="none", overwrite=overwrite, dry_run=True, **source)  # before the long work

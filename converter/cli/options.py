@@ -17,7 +17,7 @@ from converter.scaling.scaling import BASES, METHODS
 
 def _parsed(_: click.Context, __: click.Parameter, values: Sequence[str]) -> Mapping[str, Any]:
     """The values of ``--set`` by key."""
-    from converter.recipes.overrides import parse
+    from converter.model.overrides import parse
 
     result: dict[str, Any] = {}
     for key, value in map(parse, values):

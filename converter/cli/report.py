@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from converter.bytesize import bytes_text
-from converter.recipes.overrides import words
+from converter.model.overrides import words
 from converter.rotary.settings import Change
 from converter.scaling.scaling import number_text, read_scaling
 
 if TYPE_CHECKING:
-    from converter.adoption import AdoptionResult
     from converter.catalogue import Entry
     from converter.conversion import ConversionResult
     from converter.evaluation.fit import Fit
@@ -77,15 +76,15 @@ def _limit(tokens: int | None) -> list[str]:
     return [] if tokens is None else [f"texts are cut after {tokens} tokens; --max-length N changes that"]
 
 
-def _notes(result: ConversionResult | AdoptionResult) -> list[str]:
+def _notes(result: ConversionResult) -> list[str]:
     return [f"note: {note}" for note in result.notes]
 
 
-def _checked(result: ConversionResult | AdoptionResult | PushResult) -> list[str]:
+def _checked(result: ConversionResult | PushResult) -> list[str]:
     return [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
 
 
-def _sizes(result: ConversionResult | AdoptionResult | PushResult, *, verbose: bool) -> list[str]:
+def _sizes(result: ConversionResult | PushResult, *, verbose: bool) -> list[str]:
     """The files and their sizes, for ``--verbose``."""
     files = result.files.items() if verbose else ()
     return [f"  {_names([name])}  {bytes_text(size or 0)}" for name, size in files]
@@ -221,19 +220,6 @@ def _versus(measure: str, found: Comparison) -> str:
     value, interval = difference_text(measure, found)
     counts = f"{found.better} better, {found.worse} worse, p = {found.p:.2g}"
     return f"{measure} {value} ({interval.removeprefix('x ')}); {counts}"
-
-
-def adopted(result: AdoptionResult, *, verbose: bool) -> str:
-    """The summary of an adoption."""
-    return "\n".join(
-        [
-            f"adopted: fine-tuned from {result.source or 'a converted model'}, scaling {result.scaling}",
-            f"written: {_names(result.written)}",
-            *_sizes(result, verbose=verbose),
-            *_checked(result),
-            *_notes(result),
-        ]
-    )
 
 
 def pushed(result: PushResult, *, verbose: bool) -> str:

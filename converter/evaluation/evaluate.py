@@ -28,7 +28,7 @@ from converter.weights.files import sha256
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from converter.model import SourceOptions
+    from converter.model.open import SourceOptions
 
 PACKAGES = ("torch", "transformers")
 """Packages whose versions are recorded."""
@@ -99,9 +99,9 @@ def evaluate(
     described: dict[str, Mapping[str, Any]] = {}
     for model in listed(models):
         with open_subject(model, hardware, progress=progress, **source) as subject:
-            name = _unique(subject.name, described)
-            scalings = [subject.resolve(request) for request in requests] or [subject.own_scaling]
-            wanted = () if fixed else default_lengths(name, subject.trained.tokens, lengths)
+            name = _unique(subject.model.name, described)
+            scalings = [subject.resolve(request) for request in requests] or [subject.model.scaling]
+            wanted = () if fixed else default_lengths(name, subject.model.trained.tokens, lengths)
             exam = Exam.prepare(subject, asked, files, wanted, items, seed)
             short = short_names(map(str, scalings))
             with token_bar(name, exam.tokens * len(scalings), show=progress) as bar:

@@ -134,12 +134,12 @@ class Exam:
         covers it: longer prompts would tell nothing.
         """
         model = subject.scaled(scaling)
-        trained = subject.trained.tokens
+        trained = subject.model.trained.tokens
         found: list[Measurement] = []
 
         def add(task: str, metric: Metric, length: int, scores: Any, **more: Any) -> None:
             value, low, high = summarise(metric, scores)
-            about = (subject.name, str(scaling), task, metric, length, scores, value, low, high)
+            about = (subject.model.name, str(scaling), task, metric, length, scores, value, low, high)
             found.append(Measurement(*about, **more))
 
         for name, by_length in self.material.items():
@@ -172,7 +172,7 @@ def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
     """The tasks without a file that fit the length, and whose words the tokenizer knows."""
     found, why = [], ""
     for name in GENERATED:
-        if TYPES[name].embeds == subject.recipe.decoder:
+        if TYPES[name].embeds == subject.model.decoder:
             continue
         task = make_task(name)
         try:
@@ -182,7 +182,7 @@ def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
             why = str(error).partition(";")[0]  # it names longer lengths, which tune does not take
             continue
         if ids.count(getattr(subject.tokenizer, "unk_token_id", None)) > MOST_UNKNOWN * len(ids):
-            why = f"the tokenizer of {subject.name} does not know the words of {name}"
+            why = f"the tokenizer of {subject.model.name} does not know the words of {name}"
         else:
             found.append(task)
     if not found:
@@ -194,15 +194,15 @@ def _check_kinds(subject: Subject, tasks: Sequence[AnyTask], text: Sequence[Path
     """Refuses tasks that are for another kind of model, and a text for an encoder that predicts none."""
     for task in tasks:
         embeds = isinstance(task, Retrieval)
-        if embeds and subject.recipe.decoder:
+        if embeds and subject.model.decoder:
             raise UsageError(
-                f"the task {task.name} is for encoders, and {subject.name} is not one; drop it, or give an "
-                "encoder"
+                f"the task {task.name} is for encoders, and {subject.model.name} is not one; drop it, or "
+                "give an encoder"
             )
-        if not embeds and not subject.recipe.decoder:
+        if not embeds and not subject.model.decoder:
             raise UsageError(
-                f"{subject.name} is an encoder and generates no text, which the task {task.name} needs; "
-                f"choose one of {', '.join(EMBEDDED)}"
+                f"{subject.model.name} is an encoder and generates no text, which the task {task.name} "
+                f"needs; choose one of {', '.join(EMBEDDED)}"
             )
         if embeds:
             _ = subject.pooling  # refused before anything is computed

@@ -29,7 +29,7 @@ from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, S
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from converter.model import SourceOptions
+    from converter.model.open import SourceOptions
 
 STEPS, MINUTES = 200, 10.0
 ENDS: dict[End, str] = {
@@ -157,13 +157,15 @@ def fit(
     with open_subject(model, hardware, progress=progress, **source) as subject:
         started = time.monotonic()
         if subject.patched is None:
-            raise UsageError(f"{subject.name} has rotary positions, which have no slopes to fit; see tune")
-        if prompts and not subject.recipe.decoder:
             raise UsageError(
-                f"{subject.name} is an encoder and gives no answers; drop `prompts`, give `text`"
+                f"{subject.model.name} has rotary positions, which have no slopes to fit; see tune"
+            )
+        if prompts and not subject.model.decoder:
+            raise UsageError(
+                f"{subject.model.name} is an encoder and gives no answers; drop `prompts`, give `text`"
             )
         trained = subject.stretched_to(target_length)
-        static = static or (dynamic is None and not subject.recipe.decoder)
+        static = static or (dynamic is None and not subject.model.decoder)
         form = _starting_form(subject, trained, target_length if static else None, shared, temperatures)
         samples = samples_of(subject, files, asked, form, trained, target_length, seed)
         say(_announcement(subject, form, samples, target_length))
@@ -183,7 +185,7 @@ def fit(
         verdicts = judge(subject, samples, found.best.scaling, trained)
     check_gain(verdicts, f"{found.steps} steps; {ENDS[found.ended]}")
     return Fit(
-        model=subject.name,
+        model=subject.model.name,
         train_length=trained,
         target_length=target_length,
         scaling=found.best.scaling,
@@ -200,7 +202,7 @@ def _starting_form(
     subject: Subject, trained: int, target: int | None, shared: bool, temperatures: bool
 ) -> Scaling:
     """The form to fit, static if there is a target; it starts as the stock model, with 0 everywhere."""
-    geometry = subject.recipe.geometry
+    geometry = subject.model.geometry
     rows = ((0.0,) * geometry.num_heads,) * (1 if shared else geometry.num_layers)
     more = rows if temperatures else None
     form = Scaling(FITTED, exponents=rows, temperatures=more, dynamic="position", train_length=trained)
@@ -208,7 +210,7 @@ def _starting_form(
         if target / trained > LARGEST_FACTOR:
             raise UsageError(f"`target_length` {target} is more than {LARGEST_FACTOR:g} times {trained}")
         form = Scaling(FITTED, target / trained, exponents=rows, temperatures=more)
-    subject.recipe.check_scaling(form)
+    subject.model.check_scaling(form)
     return form
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import UsageError
-from converter.model import SourceOptions
-from converter.recipes import Recipe
-from converter.recipes.overrides import words
+from converter.model.model import Model
+from converter.model.open import SourceOptions
+from converter.model.overrides import words
 from converter.scaling.request import BY_PARTS, Parts, Request, command_line, request_for
 from converter.scaling.scaling import UNSCALED, Basis, Method, Scaling
 
@@ -54,7 +54,7 @@ def trials(
     return found
 
 
-def candidates(recipe: Recipe, trained: int, target: int) -> list[Scaling]:
+def candidates(model: Model, trained: int, target: int) -> list[Scaling]:
     """The scalings to try, without those that the model cannot compute; milder ones come first.
 
     With r = target / trained, they are: none; position-dynamic by-parts and ntk with rates 1 and 2; ntk with
@@ -67,14 +67,14 @@ def candidates(recipe: Recipe, trained: int, target: int) -> list[Scaling]:
 
     def possible(scaling: Scaling) -> bool:
         try:
-            recipe.check_scaling(scaling)
+            model.check_scaling(scaling)
         except UsageError:
             return False
         return True
 
     ratio = target / trained
     factors = [factor for factor in (ratio / 2, ratio, 2 * ratio) if factor > 1]
-    start, end = recipe.defaults.ramp
+    start, end = model.defaults.ramp
     ramp = (start * trained, end * trained)
     by_position = [
         *(
@@ -90,7 +90,7 @@ def candidates(recipe: Recipe, trained: int, target: int) -> list[Scaling]:
         *(Scaling("linear", factor) for factor in factors[:-1]),
     ]
     dynamic = list(filter(possible, by_position))
-    if not recipe.decoder or not dynamic:
+    if not model.decoder or not dynamic:
         dynamic = [*filter(possible, by_length), *dynamic]
     return [UNSCALED, *dynamic, *filter(possible, static)]
 

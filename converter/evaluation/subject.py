@@ -24,13 +24,14 @@ from transformers import AutoModelForCausalLM
 from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory
 from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.runner import Hardware
-from converter.model import Model, open_model
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
+from converter.model.open import open_model
+from converter.model.words import auto_class
 from converter.plan import decide, write
-from converter.recipes import AlibiRecipe, Recipe
-from converter.recipes.words import auto_class
-from converter.result.converted import ConvertedRepository, open_converted
+from converter.result.converted import open_converted
 from converter.result.repository import small_files
-from converter.scaling.request import Request, TrainLength, request_for
+from converter.scaling.request import Request, request_for
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.scaling.slopes import Slopes
 from converter.source.checkpoint import read_checkpoint
@@ -45,7 +46,7 @@ from converter.verification.patched import Patched
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from converter.model import SourceOptions
+    from converter.model.open import SourceOptions
 
 CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
 LONGEST = 1 << 24
@@ -68,33 +69,16 @@ class Subject:
     """Of an ALiBi model that has been loaded."""
     _dtype: torch.dtype | str | None = None
 
-    @property
-    def name(self) -> str:
-        """The Hub id, or the local folder's own name."""
-        return self.model.name
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.model.recipe
-
-    @property
-    def trained(self) -> TrainLength:
-        return self.model.trained
-
-    @property
-    def own_scaling(self) -> Scaling:
-        return self.recipe.own_scaling
-
     def stretched_to(self, target: int) -> int:
         """The trained length; raises ``UsageError`` unless the model can be scaled from it to the target."""
-        trained = self.trained.tokens
-        if self.recipe.converted:
-            raise UsageError(f"{self.name} is already converted; give its source")
+        trained = self.model.trained.tokens
+        if self.model.converted:
+            raise UsageError(f"{self.model.name} is already converted; give its source")
         if target > LONGEST:
             raise UsageError(f"`target_length` {target} is out of range; give at most {LONGEST}")
         if trained is None:
             raise UsageError(
-                f"the trained length of {self.name} is {self.trained.origin}; add `train_length`"
+                f"the trained length of {self.model.name} is {self.model.trained.origin}; add `train_length`"
             )
         if target <= trained:
             raise UsageError(
@@ -105,28 +89,28 @@ class Subject:
     @property
     def predicts_masked(self) -> bool:
         """Whether it is an encoder with a head that predicts masked tokens."""
-        return self.patched is not None and auto_class(self.patched.config) == MASKED
+        return self.patched is not None and auto_class(self.patched.model.config) == MASKED
 
     @property
     def mask(self) -> int | None:
         """The token id that masks a token for an encoder; None for a decoder, which predicts the next one."""
-        if self.recipe.decoder:
+        if self.model.decoder:
             return None
         if not self.predicts_masked:
             raise UnsupportedModel(
-                f"{self.name} has no head that predicts masked tokens, so a text cannot tell how well it "
-                "reads; drop `text`"
+                f"{self.model.name} has no head that predicts masked tokens, so a text cannot tell how well "
+                "it reads; drop `text`"
             )
         mask = self.tokenizer.mask_token_id
         if mask is None:
-            raise UsageError(f"the tokenizer of {self.name} has no token that masks others")
+            raise UsageError(f"the tokenizer of {self.model.name} has no token that masks others")
         return int(mask)
 
     @property
     def pooling(self) -> Pooling:
         """How an encoder's repository makes one vector of a text; see ``pooling_of``."""
         assert self.patched is not None
-        return pooling_of(open_folder(self.patched.folder))
+        return pooling_of(open_folder(self.patched.model.folder))
 
     @property
     def hardware(self) -> Hardware:
@@ -139,9 +123,9 @@ class Subject:
 
     def resolve(self, request: Request) -> Scaling:
         """The requested scaling; raises ``UsageError`` if this model cannot compute it."""
-        scaling = self.model.scaling(request)
-        if scaling != self.own_scaling and self.patched is None and self.recipe.converted:
-            raise UsageError(f"{self.name} is already scaled; give its source to try other scalings")
+        scaling = self.model.resolve(request)
+        if scaling != self.model.scaling and self.patched is None and self.model.converted:
+            raise UsageError(f"{self.model.name} is already scaled; give its source to try other scalings")
         return scaling
 
     def scaled(self, scaling: Scaling) -> Any:
@@ -151,7 +135,7 @@ class Subject:
         if self.patched is not None:
             model = self._loaded[1] if self._loaded else self._load_patched(self.patched)
             alibi = model.base_model.alibi
-            layers = self.recipe.geometry.num_layers
+            layers = self.model.geometry.num_layers
             model.base_model.alibi = type(alibi)(self.stock, scaling.to_json(), layers)
         else:
             self._loaded = None  # freed before the next one is loaded
@@ -162,11 +146,11 @@ class Subject:
     def describe(self, model: Any) -> dict[str, Any]:
         """What results record about the model, which ``scaled`` returned."""
         return {
-            "family": self.recipe.name,
+            "family": self.model.kind,
             "commit": self.model.source.commit,
-            "train_length": self.trained.tokens,
-            "heads": self.recipe.geometry.num_heads,
-            "layers": self.recipe.geometry.num_layers,
+            "train_length": self.model.trained.tokens,
+            "heads": self.model.geometry.num_heads,
+            "layers": self.model.geometry.num_layers,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
@@ -175,21 +159,21 @@ class Subject:
         }
 
     def _load_patched(self, patched: Patched) -> Any:
-        named = patched.config["auto_map"]
-        if not self.recipe.decoder:
+        named = patched.model.config["auto_map"]
+        if not self.model.decoder:
             model_class = patched.architecture
         elif (reference := named.get(CAUSAL)) is None:
-            raise UnsupportedModel(f"{self.name} has no language model, which evaluation needs")
+            raise UnsupportedModel(f"{self.model.name} has no language model, which evaluation needs")
         else:
             model_class = getattr(patched.modeling, reference.partition(".")[2])
         config = patched.build_config(alibi_scaling=None)
-        model = self._load(model_class, patched.folder, config=config)
+        model = self._load(model_class, patched.model.folder, config=config)
         self.stock = tuple(model.base_model.alibi.slopes[0])
         return model
 
     def _load_rotary(self, scaling: Scaling) -> Any:
         folder = self.work / f"rotary-{len(list(self.work.iterdir()))}"
-        if self.recipe.converted:
+        if self.model.converted:
             folder.mkdir()
             source = self.model.source
             source.copy(CONFIG, folder / CONFIG)
@@ -214,13 +198,15 @@ class Subject:
             if out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0]
-            raise SourceError(f"{self.name} does not load ({type(error).__name__}: {reason})") from error
+            raise SourceError(
+                f"{self.model.name} does not load ({type(error).__name__}: {reason})"
+            ) from error
         if found["missing_keys"]:
             lacking = min(found["missing_keys"])
-            if not self.recipe.decoder:
-                raise SourceError(f"{self.name} lacks the tensor {lacking}; download it again")
+            if not self.model.decoder:
+                raise SourceError(f"{self.model.name} lacks the tensor {lacking}; download it again")
             raise UnsupportedModel(
-                f"{self.name} has no language model, which evaluation needs: {lacking} is not stored"
+                f"{self.model.name} has no language model, which evaluation needs: {lacking} is not stored"
             )
         return model.to(self.machine.device).eval()
 
@@ -231,32 +217,33 @@ def open_subject(
 ) -> Iterator[Subject]:
     """Opens a checkpoint, stock or converted, for evaluation; see ``evaluate`` for what it raises."""
     opened = open_model(model, progress=progress, **options)
-    source, config, recipe = opened.source, opened.config, opened.recipe
-    if recipe.decoder and auto_class(config) not in (CAUSAL, "AutoModel"):
+    source, config = opened.source, opened.config
+    if opened.decoder and auto_class(config) not in (CAUSAL, "AutoModel"):
         raise UnsupportedModel(
             f"{source.name} has no language model, which evaluation needs: config.json says "
             f"{plain_text(config['architectures'][0])}"
         )
-    if not (recipe.converted or opened.tokenizer.here):
+    if not (opened.converted or opened.tokenizer.here):
         raise SourceError(
             f"{source.name} has no tokenizer that loads without remote code, and evaluation needs one"
         )
     source.fetch([CONFIG, *small_files(source.files), *source.weights()])
-    if recipe.converted or not isinstance(recipe, AlibiRecipe):
+    if opened.converted or not isinstance(opened, AlibiModel):
         source.check(source.weights())  # else the conversion does
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
         work = Path(name)
         folder, patched = source.folder, None
-        if isinstance(recipe, AlibiRecipe):
-            if recipe.converted:
-                source.fetch([*recipe.templates, *({TEMPLATE} & source.files.keys()), *opened.nested.files])
+        if isinstance(opened, AlibiModel):
+            if opened.converted:
+                source.fetch([*opened.templates, *({TEMPLATE} & source.files.keys()), *opened.nested.files])
                 repository = open_converted(folder)
             else:
                 folder = work / "model"
                 repository = _convert(opened, folder, UNSCALED, progress=progress)
+            assert isinstance(repository, AlibiModel)
             patched = stack.enter_context(Patched.load(repository))
             headless = patched.architecture is patched.backbone
-            if not (recipe.decoder or headless or auto_class(patched.config) == MASKED):
+            if not (opened.decoder or headless or auto_class(patched.model.config) == MASKED):
                 raise UnsupportedModel(
                     f"{source.name} neither embeds texts nor predicts masked tokens "
                     f"({patched.architecture.__name__}); evaluation needs one of them"
@@ -276,11 +263,11 @@ def open_subject(
                 torch.cuda.empty_cache()
 
 
-def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = False) -> ConvertedRepository:
+def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = False) -> Model:
     """Converts local files and verifies the result, which does not outlive the evaluation."""
     plan = decide(model, request_for(scaling, model.trained.tokens), link="symbolic")
     model.source.fetch(plan.wanted)
     folder.mkdir()
-    repository = write(plan, folder, progress=progress).repository
-    verify(repository, model.config, model.source.folder, progress=progress)
+    repository = write(plan, folder, progress=progress).model
+    verify(repository, model.source_config, model.source.folder, progress=progress)
     return repository

@@ -34,7 +34,7 @@ from converter.source.slopes_file import read_slopes_file
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from converter.model import SourceOptions
+    from converter.model.open import SourceOptions
 
 RETRIEVAL = "retrieval"
 """All tasks taken together."""
@@ -158,7 +158,7 @@ def tune(
     with open_subject(model, hardware, progress=progress, **source) as subject:
         started = time.monotonic()
         trained = subject.stretched_to(target_length)
-        scalings = candidates(subject.recipe, trained, target_length)
+        scalings = candidates(subject.model, trained, target_length)
         if slopes is not None:
             scalings.append(subject.resolve(Request(slopes=read_slopes_file(slopes))))
         exam = Exam.prepare(subject, asked, files, ladder(trained, target_length), items, seed)
@@ -179,10 +179,10 @@ def tune(
             }
             curve = _run(judging, subject, {each: named[each] for each in best.values()}, bar, stock)
             bar.rename("tuning")
-        about = {subject.name: subject.describe(subject.scaled(UNSCALED))}
+        about = {subject.model.name: subject.describe(subject.scaled(UNSCALED))}
     seconds = time.monotonic() - started
     result = Tuning(
-        model=subject.name,
+        model=subject.model.name,
         train_length=trained,
         target_length=target_length,
         candidates=Results(found, about, settings, seconds),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from converter.config import Config
+from converter.config import PROVENANCE, ROTARY, Config
 from converter.errors import SourceError, UnsupportedModel
 from converter.families.family import SLOPES, Family
 from converter.rotary import models as rotary
 
-__all__ = ["FAMILIES", "SLOPES", "Family", "converted", "recognise"]
+__all__ = ["FAMILIES", "SLOPES", "Family", "converted_family", "recognise"]
 
 NAMES = (
     "bloom",
@@ -92,9 +92,29 @@ def recognise(config: Config) -> Family:
     )
 
 
-def converted(config: Config) -> bool:
-    """Whether the config was written by this tool."""
-    ours = any(config.get("model_type") == family.model_type for family in FAMILIES)
-    origin = config.get("ntk_convert")
-    rotary_origin = isinstance(origin, dict) and "rotary" in origin
-    return ours or ("ntk_convert" in config and "alibi_scaling" in config) or rotary_origin
+def converted_family(config: Config) -> Family | None:
+    """The family of a config that this tool wrote, or that was saved of such a model; None for any other.
+
+    Raises:
+        SourceError: a record of a conversion stands in the config of another class.
+    """
+    named = config.get("architectures") or config.get("auto_map")
+    listed = list(named.values()) if isinstance(named, dict) else named
+    classes = {str(name).rpartition(".")[2] for name in (listed if isinstance(listed, list) else [])}
+    for family in FAMILIES:
+        # A BERT saved by transformers' BertConfig has its model_type, and our class.
+        if config.get("model_type") == family.model_type or classes & family.classes.keys():
+            return family
+    record = config.get(PROVENANCE)
+    if record is None or (isinstance(record, dict) and ROTARY in record):
+        return None
+    if "alibi_scaling" in config:
+        raise SourceError(
+            f"config.json has the record of a conversion, and model_type {config.get('model_type')!r}: the "
+            "model was saved by the stock class, which computes without the scaling, so it was trained "
+            f"unscaled; to scale it anew, remove {PROVENANCE} and alibi_scaling from config.json"
+        )
+    raise SourceError(
+        f"config.json is damaged: it has {PROVENANCE}'s record, but not the converted model's settings; "
+        "convert the original again"
+    )

@@ -108,6 +108,15 @@ FAMILY = Family(
     embeddings="embed_tokens.weight",
     head=HEAD,
     unread=UNREAD,
+    restored={
+        "bias": False,
+        "default_layer": {
+            "ffn_activation": "swiglu",
+            "normalization": "rmsnorm",
+            "normalization_position": "pre",
+            "positional_encoding": "alibi",
+        },
+    },
     stock=False,
     examples=("AlBERTurin/AlBERTmini", "AlBERTurin/AlBERTina"),
 )

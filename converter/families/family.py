@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from converter.config import Config, Geometry, count, head_dim, is_number, respelled
+from converter.config import PROVENANCE, Config, Geometry, count, head_dim, is_number, respelled
 from converter.errors import SourceError, Undecided, UnsupportedModel
 from converter.scaling.slopes import Slopes
 from converter.scaling.slopes import stock_slopes as press_slopes
@@ -129,6 +129,8 @@ class Family:
     """Why transformers' own class computes this checkpoint wrongly; None if it is right."""
     doubt: Callable[[Config], str | None] = lambda config: None
     """What the config leaves unclear and users of the result should know; None if all is clear."""
+    restored: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that ``check`` reads and the template does not, with the values that all converted models have."""
     examples: tuple[str, ...] = field(default=())
     """Hub ids for the documentation's table."""
 
@@ -163,6 +165,25 @@ class Family:
     def normalise(self, config: Config) -> dict[str, Any]:
         """The config with the keys and values that the template reads."""
         return self.rewrite(respelled(config, self.spellings))
+
+    def unconverted(self, config: Config) -> dict[str, Any]:
+        """A converted config as that of a source: with a source's class and model_type, and no scaling.
+
+        Raises:
+            SourceError: it names a class that no conversion writes.
+        """
+        named = config.get("architectures") or [self.language_model]
+        if not isinstance(named, list) or not all(name in self.classes for name in named):
+            raise SourceError(
+                f"config.json: architectures is {named!r:.200}, and a converted {self.title} has one of "
+                f"{', '.join(self.classes)}; correct it"
+            )
+        kept = {key: value for key, value in config.items() if key not in ADDED}
+        source = {
+            "model_type": next(iter(self.model_types), "bert"),
+            "architectures": [self.classes[name] for name in named],
+        }
+        return {**self.restored, **kept, **source}
 
     def set_length(self, config: dict[str, Any], length: int) -> None:
         """Gives the config's own length limit this number of tokens; that of a decoder is only raised."""
@@ -203,6 +224,12 @@ class Family:
         config = f"configuration_ntk_{self.name}.Ntk{self.camel}Config"
         modeling = f"modeling_ntk_{self.name}.Ntk{self.camel}"
         return {"AutoConfig": config, **{auto: modeling + end for auto, end in self.heads.items()}}
+
+    @property
+    def classes(self) -> Mapping[str, str]:
+        """The classes of a converted repository -> a source's class of the same kind."""
+        ends = self.heads.values()
+        return {f"Ntk{self.camel}{end}": f"{self.class_prefixes[0]}{end}" for end in ends}
 
     @property
     def language_model(self) -> str:
@@ -253,6 +280,10 @@ class Family:
     def below(self, name: str) -> str:
         """A tensor's name without the backbone's prefix."""
         return name.removeprefix(f"{self.base_prefix}.")
+
+
+ADDED = ("alibi_scaling", "auto_map", PROVENANCE)
+"""Keys of a converted config that ``unconverted`` leaves out."""
 
 
 def check_options(config: Config, known: Mapping[str, tuple[Any, ...]], what: str, where: str = "") -> None:

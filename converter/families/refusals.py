@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from converter.config import Config, count, is_number, read_provenance
-from converter.errors import AlreadyConverted, SourceError, UnsupportedModel
-from converter.families import Family, converted, recognise
+from converter.config import Config, count, is_number
+from converter.errors import SourceError, UnsupportedModel
+from converter.families import Family, recognise
+from converter.rotary import settings
+from converter.rotary.settings import Rotary
 from converter.source.checkpoint import quantised
 from converter.source.keys import ADAPTER, MERGE
 
@@ -23,16 +25,22 @@ MOST_LABELS = 1 << 17
 """The largest number of labels of a classifier; transformers makes a name for each of them."""
 
 
-def check_source(config: Config) -> Family:
-    """The family of a source that can be converted.
+def check_source(config: Config) -> Family | Rotary:
+    """The positions of a source that can be converted: its ALiBi family, or how they rotate.
 
     Raises:
-        AlreadyConverted: the source is itself a converted repository.
-        UnsupportedModel: the checkpoint is quantised, or its family refuses it.
+        UnsupportedModel: the checkpoint is quantised, or its positions cannot be scaled; says why.
         SourceError: a size is missing or impossible.
     """
-    family = recognise(config)
-    check_convertible(config)
+    if settings.recognises(config):
+        check_plain(config)
+        return settings.read(config)
+    return check_family(recognise(config), config)
+
+
+def check_family(family: Family, config: Config) -> Family:
+    """The checks of a source of this family, which is returned."""
+    check_plain(config)
     if config.get("alibi_scaling") is not None and not family.own_scaling:
         raise UnsupportedModel(
             f"config.json has alibi_scaling {config['alibi_scaling']!r}, which {family.title} does not read; "
@@ -43,18 +51,6 @@ def check_source(config: Config) -> Family:
     family.geometry(config)
     count(config, "vocab_size", default=1)
     return family
-
-
-def check_convertible(config: Config) -> None:
-    """The checks of a source that do not depend on its family."""
-    if converted(config):
-        origin = read_provenance(config)
-        source = None if origin is None else origin.source
-        raise AlreadyConverted(
-            f"the source is already converted (model_type {config.get('model_type')!r}); "
-            f"convert its original{f' {source!r}' if source else ''} instead"
-        )
-    check_plain(config)
 
 
 def check_plain(config: Config) -> None:

@@ -30,7 +30,7 @@ from converter.source.source import CONFIG
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from converter.model import SourceOptions
+    from converter.model.open import SourceOptions
 
 LONGEST_NAME = 200
 """Most characters of a file's name; disks take 255."""

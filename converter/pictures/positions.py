@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from converter.config import LONGEST, Config
-from converter.model import Model, open_model
-from converter.recipes import AlibiRecipe
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
+from converter.model.open import open_model
 from converter.scaling.request import Request
 from converter.scaling.scaling import Scaling, averaged, rows, short_names
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from converter.model import SourceOptions
+    from converter.model.open import SourceOptions
 
 MULTIPLES = (1, 2, 4)
 """Multiples of the trained length at which a dynamic scaling may be shown."""
@@ -102,23 +103,20 @@ def read(model: str, requests: Sequence[Request] = (), **source: Unpack[SourceOp
     ``requests`` are the scalings to show; without any, a converted repository shows its own.
     """
     opened = open_model(model, **source)
-    scalings = [opened.scaling(request) for request in requests] or [opened.recipe.own_scaling]
+    scalings = [opened.resolve(request) for request in requests] or [opened.scaling]
     return describe(opened, opened.stored, scalings)
 
 
 def describe(model: Model, stored: Config, scalings: Sequence[Scaling]) -> Positions:
     """The same for a model that is already open, with what its tensors add to its config, ``stored``."""
-    recipe, train_length = model.recipe, model.trained.tokens
-    bias_scale = 1.0
-    if isinstance(recipe, AlibiRecipe):
-        bias_scale = recipe.family.bias_scale(recipe.geometry.head_dim)
+    train_length = model.trained.tokens
     return Positions(
         name=model.name,
-        stock=recipe.stock(stored),
+        stock=model.stock(stored),
         scalings=[scaling for scaling in dict.fromkeys(scalings) if scaling.scaled],
         train_length=None if train_length is None else min(train_length, LONGEST),
-        decoder=recipe.decoder,
-        rotary=recipe.positions == "rotary",
-        bias_scale=bias_scale,
-        scale=recipe.scaled,
+        decoder=model.decoder,
+        rotary=model.positions == "rotary",
+        bias_scale=model.bias_scale if isinstance(model, AlibiModel) else 1.0,
+        scale=model.scaled,
     )

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from converter.config import read_provenance
+from converter.config import PROVENANCE
 from converter.errors import SourceError, VerificationError
 from converter.exports.onnx.files import REPORT
+from converter.model.model import Model
 from converter.progress import byte_bar
 from converter.result import manifest
-from converter.result.converted import CONVERT_FIRST, ConvertedRepository, code_names, open_converted
+from converter.result.converted import CONVERT_FIRST, code_names, open_converted
 from converter.source.source import CONFIG
 from converter.weights.files import sha256
 
@@ -34,13 +35,19 @@ SMALL = 64 << 20
 class Contents:
     """A converted repository."""
 
-    repository: ConvertedRepository
+    repository: Model
     files: Mapping[str, int]
     """Every file that belongs to it, relative to its folder -> bytes."""
     digests: Mapping[str, str | None]
     """File in the manifest -> SHA-256, or None for linked weights. Other files may change."""
     left: Sequence[str]
     """Files that do not belong to it, and folders, which end in a slash."""
+
+    @property
+    def origin(self) -> str:
+        """Hub id or name of what it was made from."""
+        assert self.repository.provenance is not None
+        return self.repository.provenance.source or "a model"
 
     def with_linked(self, *, progress: bool = False) -> Contents:
         """The same with the SHA-256 of linked weights, not read before; refuses NaN and infinity."""
@@ -65,12 +72,12 @@ class Contents:
 def read_contents(folder: Path) -> Contents:
     """Reads a converted repository, else ``SourceError``: of large files only the headers. No code is run."""
     repository = open_converted(folder)
-    if read_provenance(repository.config) is None:
+    if PROVENANCE not in repository.config:
         raise SourceError(f"{folder}/{CONFIG} does not say what it was made from; {CONVERT_FIRST}")
     checkpoint = repository.checkpoint
     present = set(_walk(folder))
     listed = manifest.read(folder, UNLISTED)
-    code = code_names(folder, repository.recipe.templates)
+    code = code_names(folder, repository.templates)
     for name in (CONFIG, *code, *checkpoint.files, *filter(None, [checkpoint.index])):
         if name not in listed:
             raise SourceError(
@@ -93,14 +100,12 @@ def read_contents(folder: Path) -> Contents:
     return contents
 
 
-def verify(
-    repository: ConvertedRepository, listed: Collection[str], *, progress: bool = False
-) -> list[Check]:
+def verify(repository: Model, listed: Collection[str], *, progress: bool = False) -> list[Check]:
     """Checks a converted repository as the conversion did, and its ``listed`` exports as ``export`` did."""
     from converter.exports.onnx.validate import check_again
     from converter.verification import verify as check
 
-    stored = repository.recipe.stored(repository.folder, repository.checkpoint, repository.config)
+    stored = repository.stored
     for key, value in stored.items():
         if repository.config.get(key) != value:
             raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert the source again")

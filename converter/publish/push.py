@@ -137,7 +137,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     from huggingface_hub import CommitOperationAdd
 
     contents = read_contents(folder)
-    hub, target = _open(options, contents.repository.source, progress=progress)
+    hub, target = _open(options, contents.origin, progress=progress)
     files = _to_send(contents, options)
     if target is not None:
         _compare(options, contents, files, target)
@@ -161,7 +161,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
         target,
         sent,
         deleted,
-        title=f"ntk-convert: {contents.repository.source or 'a model'}, {contents.repository.scaling}",
+        title=f"ntk-convert: {contents.origin}, {contents.repository.scaling}",
         create_pr=options.create_pr,
     )
     lacking = sorted(files.keys() - hub.files(commit).keys())

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from converter._version import TESTED, __version__
 from converter.families.family import TASKS
-from converter.recipes import AlibiRecipe
-from converter.recipes.words import Words
-from converter.result.converted import ConvertedRepository
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
+from converter.model.words import Words
 from converter.scaling.scaling import DYNAMIC_REACH
 from converter.source.hub import is_repo_id
 from converter.source.source import CARD, Source
@@ -84,8 +84,8 @@ LORA = """\
 ## Fine-tune
 
 For LoRA, name the linear layers, because peft does not know this model type: `target_modules={names}`.
-Save the fine-tuned model with `save_pretrained`, and run `ntk-convert adopt` on its folder: it checks the
-model and makes it ready for `ntk-convert push`.
+Save the fine-tuned model with `save_pretrained`, and run `ntk-convert DIR --out NEW` on its folder:
+NEW keeps the scaling, is verified, and is ready for `ntk-convert push`.
 
 """
 PICTURE = "scaling.png"
@@ -196,7 +196,7 @@ def read_origin(source: Source, base_model: str | None) -> Origin:
 
 
 def describe(
-    repository: ConvertedRepository,
+    repository: Model,
     *,
     origin: Origin,
     words: Words,
@@ -213,11 +213,12 @@ def describe(
     import yaml
 
     scaling = repository.scaling
-    scaled, alibi = scaling.scaled, isinstance(repository.recipe, AlibiRecipe)
+    scaled = scaling.scaled
     limit = _input_limit(repository)
     embeds, pooling = sentence_encoder, ""
     if embeds is None:  # then sentence-transformers takes the mean of an encoder's hidden states
-        embeds, pooling = alibi and not repository.decoder and repository.head == "Model", " --pooling mean"
+        bare = isinstance(repository, AlibiModel) and repository.head == "Model"
+        embeds, pooling = bare and not repository.decoder, " --pooling mean"
     if weights == "fine-tuned":
         changed = "It was fine-tuned after the conversion, so its weights are its own"
     else:
@@ -227,7 +228,7 @@ def describe(
         changed = f"{same} and tensor names are those of the source; only {differs}"
     use = _use(words, tokenizer, place, sentence_encoder=embeds)
     more = USE.format(code=use) if use else ""
-    if alibi:
+    if isinstance(repository, AlibiModel):
         more += _serve(repository, place, EMBEDS.format(pooling=pooling) if embeds else "")
         more += LORA.format(names=json.dumps(repository.linear_layers))
     body = BODY.format(
@@ -238,7 +239,7 @@ def describe(
         scaled=words.scaled,
         changed=changed,
         scaling=scaling,
-        train_length=f"{repository.train_length} tokens" if repository.train_length else "not known",
+        train_length=f"{repository.trained.tokens} tokens" if repository.trained.tokens else "not known",
         limit="" if limit is None else f"| input limit | texts are cut after {limit} tokens |\n",
         commit=f"`{_plain(origin.commit)}`" if origin.commit else "(local folder)",
         picture=SHOWN.format(title=words.kind) if picture else "",
@@ -417,12 +418,12 @@ def _where(words: Words, place: str) -> str:
     return _literal(place) + (TRUST if words.code else "")
 
 
-def _input_limit(repository: ConvertedRepository) -> int | None:
+def _input_limit(repository: Model) -> int | None:
     """The tokens after which programs cut a text of a scaled encoder."""
-    return None if repository.decoder else repository.recipe.input_limit(repository.scaling, None, None)
+    return None if repository.decoder else repository.input_limit(repository.scaling)
 
 
-def _serve(repository: ConvertedRepository, place: str, embeds: str) -> str:
+def _serve(repository: Model, place: str, embeds: str) -> str:
     """The section about servers of an ALiBi model; ``embeds``: how to serve an encoder's vectors of texts."""
     vllm = _serve_with_vllm(repository, place)
     if repository.decoder:
@@ -430,7 +431,7 @@ def _serve(repository: ConvertedRepository, place: str, embeds: str) -> str:
     return ENCODER.format(vllm=vllm.rstrip("\n") + "\n", embeds=embeds)
 
 
-def _serve_with_vllm(repository: ConvertedRepository, place: str) -> str:
+def _serve_with_vllm(repository: Model, place: str) -> str:
     [name] = repository.config["architectures"]
     if name.endswith(UNSERVED):
         return REFUSED.format(why=f"the plugin of ntk-convert has no `{name}`")
@@ -438,7 +439,7 @@ def _serve_with_vllm(repository: ConvertedRepository, place: str) -> str:
     if repository.decoder and scaling.dynamic == "length":
         return REFUSED.format(why=LENGTH_DYNAMIC)
     factor = DYNAMIC_REACH if scaling.dynamic else scaling.factor_at(0)
-    length = _input_limit(repository) or round((repository.train_length or TRAINED) * factor)
+    length = _input_limit(repository) or round((repository.trained.tokens or TRAINED) * factor)
     return SERVE.format(command=_serve_command(place), length=length)
 
 

@@ -23,9 +23,11 @@ from pathlib import Path
 
 from converter.config import Config
 from converter.errors import ConverterError, VerificationError
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
+from converter.model.rotary import RotaryModel
 from converter.progress import Bar, steps
-from converter.recipes import AlibiRecipe, RotaryRecipe
-from converter.result.converted import ConvertedRepository
+from converter.scaling.scaling import UNSCALED
 from converter.verification.check import Check, not_ours, reason
 
 __all__ = ["Check", "verify"]
@@ -35,7 +37,7 @@ CHECKS = 4
 
 
 def verify(
-    repository: ConvertedRepository,
+    model: Model,
     source_config: Config | None = None,
     source: Path | None = None,
     *,
@@ -44,8 +46,8 @@ def verify(
     """Checks a converted repository.
 
     Args:
-        repository: complete except for its card.
-        source_config: the source's config as read, for the stock model; the repository's own by default.
+        model: a converted repository, complete except for its card.
+        source_config: the source's config as read, for the stock model; by default ``model``'s.
         source: the source's folder, for its tokenizer; None if it is not at hand.
         progress: draw a progress bar on stderr.
 
@@ -58,20 +60,21 @@ def verify(
     try:
         # The bar comes first, because loading torch and transformers takes seconds.
         with steps("verifying", CHECKS, show=progress) as bar, unlogged(), one_thread():
-            if isinstance(repository.recipe, RotaryRecipe):
-                from converter.verification import rotary
+            if isinstance(model, AlibiModel):
+                config = model.source_config if source_config is None else source_config
+                return _verify_alibi(model, config, source, bar)
+            assert isinstance(model, RotaryModel)
+            from converter.verification import rotary
 
-                checks = rotary.verify(repository, repository.recipe)
-                bar(CHECKS)
-                return checks
-            config = repository.config if source_config is None else source_config
-            return _verify_alibi(repository, config, source, bar)
+            checks = rotary.verify(model)
+            bar(CHECKS)
+            return checks
     except ConverterError:
         raise
     except Exception as error:  # building a model from a bad config value can raise anything
         if not_ours(error):
             raise
-        if (version := _incompatible(repository)) is not None:
+        if (version := _incompatible(model)) is not None:
             raise VerificationError(
                 f"the model does not run with transformers {version}, whatever its config.json says "
                 f"({reason(error)}); install another version of transformers"
@@ -81,37 +84,31 @@ def verify(
         ) from error
 
 
-def _incompatible(repository: ConvertedRepository) -> str | None:
+def _incompatible(model: Model) -> str | None:
     """The version of transformers, if a small model without any settings of this repository fails too."""
     import transformers
 
     from converter.verification import paths
     from converter.verification.patched import Patched
 
-    if not isinstance(repository.recipe, AlibiRecipe):
+    if not isinstance(model, AlibiModel):
         return None
-    plain = dict(zip(repository.family.sizes, (4, 32, 2), strict=True))
-    recipe = replace(repository.recipe, config=plain)
+    plain = dict(zip(model.family.sizes, (4, 32, 2), strict=True))
+    small = replace(model, config=plain, source_config=plain, scaling=UNSCALED)
     try:
-        with (
-            unlogged(),
-            one_thread(),
-            Patched.load(replace(repository, config=plain, recipe=recipe)) as patched,
-        ):
+        with unlogged(), one_thread(), Patched.load(small) as patched:
             paths.check(patched)
     except Exception:  # whatever the repository failed with
         return transformers.__version__
     return None
 
 
-def _verify_alibi(
-    repository: ConvertedRepository, source_config: Config, source: Path | None, bar: Bar
-) -> list[Check]:
+def _verify_alibi(model: AlibiModel, source_config: Config, source: Path | None, bar: Bar) -> list[Check]:
     from converter.verification import loaded, paths, slopes, tensors
     from converter.verification.patched import Patched
 
     found = []
-    with Patched.load(repository) as patched:
+    with Patched.load(model) as patched:
         for check in (
             tensors.check,
             slopes.check,

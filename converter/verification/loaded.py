@@ -73,14 +73,14 @@ def check(patched: Patched, source_config: Config, source: Path | None = None) -
         ours = run_result(part, result, weights)
         stock.mkdir()
         compared = compare(part, ours, run_stock(part, source_config, stock, weights))
-        tokens = compare_tokenizers(patched.folder, result, source)
+        tokens = compare_tokenizers(patched.model.folder, result, source)
     return Check(NAME, f"{part.which} loaded as users do: {compared}{tokens}")
 
 
 def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
     """What the result computes; raises ``VerificationError`` for all that is wrong without its source."""
-    patched, family = part.patched, part.patched.family
-    config = patched.config
+    patched, family = part.patched, part.patched.model.family
+    config = patched.model.config
     [named] = config["architectures"]
     read, written = PretrainedConfig.get_config_dict(folder)[0], read_object(folder / CONFIG)
     redirects = " and ".join(key for key in REDIRECTS if key in config)
@@ -107,7 +107,7 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
     states = float(found["hidden states"].abs().max())
     if not all(output.isfinite().all() for output in found.values()) or states == 0:
         raise VerificationError(f"with scale 1, the output of {part.which} is not a number: {cause(weights)}")
-    if patched.repository.has_cache:
+    if patched.model.has_cache:
         worst = difference(found["logits without a cache"], found["logits in decoding"])
         if not worst < tolerance(part):
             raise VerificationError(
@@ -127,8 +127,8 @@ def load(model_class: Any, folder: Path, dtype: torch.dtype, **options: Any) -> 
 
 def load_result(patched: Patched, folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """``load`` for a repository's own folder or a shrunk one, with its code; within ``own_modules``."""
-    [named] = patched.config["architectures"]
-    name = next(auto for auto, at in patched.family.auto_map.items() if at.endswith(f".{named}"))
+    [named] = patched.model.config["architectures"]
+    name = next(auto for auto, at in patched.model.family.auto_map.items() if at.endswith(f".{named}"))
     auto = getattr(transformers, name)
     model, info = load(auto, folder, dtype, trust_remote_code=True)
     auto._model_mapping._extra_content.pop(type(model.config), None)  # else it is kept for good
@@ -137,8 +137,8 @@ def load_result(patched: Patched, folder: Path, dtype: torch.dtype) -> tuple[Any
 
 def fault(part: Shrunk, model: Any, info: dict[str, Any], weights: Path) -> str | None:
     """What is wrong with the values of a loaded model; None if all are the checkpoint's."""
-    patched, family = part.patched, part.patched.family
-    unread = patched.repository.recipe.unread
+    patched, family = part.patched, part.patched.model.family
+    unread = patched.model.unread
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         for name in sorted(map(str, info[kind])):
             if not unread.search(name):
@@ -173,7 +173,7 @@ def measure(part: Shrunk, model: Any) -> Outputs:
         output = model(ids, attention_mask=given, output_hidden_states=True, return_dict=True)
         tensors = {"hidden states": output.hidden_states[-1]}
         tensors |= {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
-        if part.patched.repository.has_cache and given is not None:
+        if part.patched.model.has_cache and given is not None:
             found["logits in decoding"] = decode(model, ids, mask).float()
             found["logits without a cache"] = output.logits[:, -NEW - 1 : -1].float()
         for name, value in tensors.items():
@@ -212,11 +212,11 @@ def decode(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def run_stock(part: Shrunk, config: Config, folder: Path, weights: Path) -> Outputs | str:
     """What transformers' own class computes, or why it is no measure."""
-    patched, family = part.patched, part.patched.family
+    patched, family = part.patched, part.patched.model.family
     unfit = family.stock_unfit(config) if family.stock else "transformers has no class for this model"
     if unfit is not None:
         return unfit
-    stock_class = getattr(transformers, f"{family.camel}{patched.repository.head}")
+    stock_class = getattr(transformers, f"{family.camel}{patched.model.head}")
     settings = {key: value for key, value in family.normalise(config).items() if key != "auto_map"}
     part.write_source(folder, {**settings, "model_type": stock_class.config_class.model_type}, weights)
     try:  # transformers 5 rejects types that older versions and other code accept
@@ -237,11 +237,11 @@ def compare(part: Shrunk, ours: Outputs, stock: Outputs | str) -> str:
     """What the comparison found; raises ``VerificationError`` if it is a difference."""
     precision = str(part.dtype).removeprefix("torch.")
     checked = "all values are the checkpoint's, and decoding with a cache gives what a pass without one gives"
-    if not part.patched.repository.has_cache:
+    if not part.patched.model.has_cache:
         checked = "all values are the checkpoint's"
     if isinstance(stock, str):
         return f"{checked}, in {precision}; not compared with the stock model, since {stock}; {LEFT}"
-    name = f"{part.patched.family.camel}{part.patched.repository.head}"
+    name = f"{part.patched.model.family.camel}{part.patched.model.head}"
     differences = {output: difference(stock[output], ours[output]) for output in stock if output in ours}
     for output, worst in differences.items():
         if not worst < tolerance(part):

@@ -10,17 +10,14 @@ import types
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from converter.families.family import Family
 from converter.families.templates import templates_folder
-from converter.result.converted import ConvertedRepository
+from converter.model.alibi import AlibiModel
 from converter.scaling.scaling import Scaling, first_layers, stretched
-from converter.source.checkpoint import Checkpoint
 
 # Sizes of the small models that checks build: enough for every layout, cheap for any head count.
 PROBE_HEAD_DIM, PROBE_VOCABULARY, PROBE_LAYERS = 8, 32, 2
@@ -30,13 +27,13 @@ PROBE_HEAD_DIM, PROBE_VOCABULARY, PROBE_LAYERS = 8, 32, 2
 class Patched:
     """A converted repository with its code imported."""
 
-    repository: ConvertedRepository
+    model: AlibiModel
     modeling: types.ModuleType
     configuration: types.ModuleType
 
     @classmethod
     @contextlib.contextmanager
-    def load(cls, repository: ConvertedRepository) -> Iterator[Patched]:
+    def load(cls, model: AlibiModel) -> Iterator[Patched]:
         """Imports the code that the repository holds, and removes it from ``sys.modules`` at the end.
 
         The import uses this tool's own templates, which are equal to the repository's files
@@ -44,43 +41,23 @@ class Patched:
         shared library instead of those files.
         """
         with templates() as load:
-            name = repository.family.name
-            yield cls(repository, load(f"modeling_ntk_{name}"), load(f"configuration_ntk_{name}"))
-
-    @property
-    def folder(self) -> Path:
-        """The repository's folder."""
-        return self.repository.folder
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The repository's config.json."""
-        return self.repository.config
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The headers of the repository's weights."""
-        return self.repository.checkpoint
-
-    @property
-    def family(self) -> Family:
-        """The repository's family."""
-        return self.repository.family
+            name = model.family.name
+            yield cls(model, load(f"modeling_ntk_{name}"), load(f"configuration_ntk_{name}"))
 
     def build_config(self, **changes: Any) -> Any:
         """The repository's config object, with some keys changed."""
-        config_class = getattr(self.configuration, f"Ntk{self.family.camel}Config")
-        return config_class(**{**self.config, **changes})
+        config_class = getattr(self.configuration, f"Ntk{self.model.family.camel}Config")
+        return config_class(**{**self.model.config, **changes})
 
     @property
     def architecture(self) -> Any:
         """The class that the repository's config names."""
-        return getattr(self.modeling, self.config["architectures"][0])
+        return getattr(self.modeling, self.model.architecture)
 
     @property
     def backbone(self) -> Any:
         """The class of the model without a head."""
-        return getattr(self.modeling, f"Ntk{self.family.camel}Model")
+        return getattr(self.modeling, f"Ntk{self.model.family.camel}Model")
 
     def probe_config(self, scaling: Scaling, layers: int = PROBE_LAYERS) -> Any:
         """The repository's config shrunk to a small model with the same heads and options.
@@ -90,7 +67,7 @@ class Patched:
             layers: how many layers the small model has; they get the slopes of the first ones.
         """
         # Where the bias depends on the head size, so do the spans. The probe's ramp follows them.
-        bias_scale, head_dim = self.family.bias_scale, self.repository.recipe.geometry.head_dim
+        bias_scale, head_dim = self.model.family.bias_scale, self.model.geometry.head_dim
         scaling = stretched(scaling, bias_scale(head_dim) / bias_scale(PROBE_HEAD_DIM))
         config = self.build_config(alibi_scaling=first_layers(scaling, layers).to_json())
         config.hidden_size = config.num_attention_heads * PROBE_HEAD_DIM
@@ -104,13 +81,13 @@ class Patched:
 
     def stored_name(self, parameter: str) -> str | None:
         """The stored tensor of a parameter of ``architecture``; None for a tied head."""
-        family = self.family
+        family = self.model.family
         spellings = (parameter, family.below(parameter), *family.tensor_names(parameter))
-        return next((spelling for spelling in spellings if spelling in self.checkpoint.tensors), None)
+        return next((spelling for spelling in spellings if spelling in self.model.checkpoint.tensors), None)
 
     def layer_of(self, name: str) -> int | None:
         """The layer to which a stored tensor belongs; None if it is outside of the layers."""
-        found = re.match(rf"{re.escape(self.family.layers)}\.(\d+)\.", self.family.below(name))
+        found = re.match(rf"{re.escape(self.model.family.layers)}\.(\d+)\.", self.model.family.below(name))
         return None if found is None else int(found[1])
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -146,7 +123,7 @@ class Patched:
 
     def open(self, name: str) -> Any:
         """The safetensors file that stores a tensor."""
-        return safe_open(self.folder / self.checkpoint.tensors[name].file, framework="pt")
+        return safe_open(self.model.folder / self.model.checkpoint.tensors[name].file, framework="pt")
 
 
 @contextlib.contextmanager

@@ -43,8 +43,8 @@ def check(patched: Patched) -> Check:
     Raises:
         VerificationError: a path differs; the message names the path and the difference.
     """
-    family = patched.family
-    scaling = patched.repository.scaling
+    family = patched.model.family
+    scaling = patched.model.scaling
     if scaling.dynamic:
         scaling = replace(scaling, train_length=TRAIN_LENGTH)
     model = build(patched.backbone, patched.probe_config(scaling))

@@ -14,9 +14,7 @@ import torch
 
 from converter.errors import VerificationError
 from converter.families.refusals import check_wrapper
-from converter.recipes import RotaryRecipe
-from converter.result.converted import ConvertedRepository
-from converter.source.checkpoint import Checkpoint
+from converter.model.rotary import RotaryModel
 from converter.verification.check import Check
 from converter.verification.tensors import fits
 
@@ -26,7 +24,7 @@ TOLERANCE = 2e-5
 RENAMED = {"embed_out.": "lm_head."}
 
 
-def verify(repository: ConvertedRepository, recipe: RotaryRecipe) -> list[Check]:
+def verify(converted: RotaryModel) -> list[Check]:
     """Runs all checks; see ``converter.verification.verify``.
 
     Raises:
@@ -34,9 +32,9 @@ def verify(repository: ConvertedRepository, recipe: RotaryRecipe) -> list[Check]
     """
     import transformers
 
-    checkpoint = repository.checkpoint
-    config_class: Any = transformers.CONFIG_MAPPING[repository.config["model_type"]]
-    config = config_class.from_dict(dict(repository.config))
+    checkpoint = converted.checkpoint
+    config_class: Any = transformers.CONFIG_MAPPING[converted.model_type]
+    config = config_class.from_dict(dict(converted.config))
     # Checked first, since it would take long to build a million layers and find them missing.
     if config.num_hidden_layers > len(checkpoint.tensors):
         raise VerificationError(
@@ -45,7 +43,7 @@ def verify(repository: ConvertedRepository, recipe: RotaryRecipe) -> list[Check]
         )
     with torch.device("meta"):
         model = model_class(config)(config)
-    return [check_tensors(model, checkpoint, recipe), check_frequencies(model, recipe)]
+    return [check_tensors(model, converted), check_frequencies(model, converted)]
 
 
 def model_class(config: Any) -> Any:
@@ -65,7 +63,7 @@ def model_class(config: Any) -> Any:
     return found
 
 
-def check_tensors(model: Any, checkpoint: Checkpoint, recipe: RotaryRecipe) -> Check:
+def check_tensors(model: Any, converted: RotaryModel) -> Check:
     """Checks that every tensor the model expects is stored with its shape, and no other tensor.
 
     A stored name may lack the backbone's prefix or have an extra one, as transformers allows.
@@ -73,6 +71,7 @@ def check_tensors(model: Any, checkpoint: Checkpoint, recipe: RotaryRecipe) -> C
     Raises:
         VerificationError: a tensor is missing, left over or misshapen; the message names the first.
     """
+    checkpoint = converted.checkpoint
     if any(re.search(r"\.(experts|block_sparse_moe)\.", stored) for stored in checkpoint.tensors):
         return Check(
             "tensors", "not compared: transformers rearranges experts as it loads them", skipped=True
@@ -87,12 +86,12 @@ def check_tensors(model: Any, checkpoint: Checkpoint, recipe: RotaryRecipe) -> C
         spellings = [key, prefix + key, key.removeprefix(prefix)]
         spellings += [new + key.removeprefix(old) for old, new in RENAMED.items() if key.startswith(old)]
         full = next((spelling for spelling in spellings if spelling in expected), key)
-        if full in expected or not recipe.unread.search(key):
+        if full in expected or not converted.unread.search(key):
             stored[full] = tensor.shape
     return fits(model, stored)
 
 
-def check_frequencies(model: Any, recipe: RotaryRecipe) -> Check:
+def check_frequencies(model: Any, converted: RotaryModel) -> Check:
     """Compares measured frequencies with the formula; for a dynamic scaling, at three lengths.
 
     The first of those is the longest at which the factor is still 1.
@@ -100,7 +99,7 @@ def check_frequencies(model: Any, recipe: RotaryRecipe) -> Check:
     Raises:
         VerificationError: a frequency differs; the message names the pair of channels and both values.
     """
-    rotary, change = recipe.rotary, recipe.change(recipe.own_scaling)
+    rotary, change = converted.rotary, converted.change(converted.scaling)
     start = change.dynamic_from
     lengths = [2] if start is None else [start, 2 * start, 3 * start]
     kinds = {
@@ -115,7 +114,7 @@ def check_frequencies(model: Any, recipe: RotaryRecipe) -> Check:
         module = kind(config=model.config)
         for tokens in lengths:
             measured, amplitude = measure(module, tokens)
-            expected = torch.tensor(rotary.scaled(recipe.own_scaling, tokens), dtype=torch.float64)
+            expected = torch.tensor(rotary.scaled(converted.scaling, tokens), dtype=torch.float64)
             if measured.shape != expected.shape:
                 raise VerificationError(
                     f"{kind.__name__} turns {2 * len(measured)} channels, not {2 * len(expected)}"

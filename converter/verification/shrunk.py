@@ -49,7 +49,7 @@ class Shrunk:
     def of(cls, patched: Patched) -> Shrunk:
         """Chooses them for a repository whose tensors are known to fit its model."""
         sizes: dict[int, int] = {}
-        for tensor in patched.checkpoint.tensors.values():
+        for tensor in patched.model.checkpoint.tensors.values():
             layer = patched.layer_of(tensor.name)
             if layer is not None:
                 sizes[layer] = sizes.get(layer, 0) + math.prod(tensor.shape)
@@ -58,7 +58,7 @@ class Shrunk:
         vocabulary = patched.build_config().vocab_size
         tokens = tuple(range(0, vocabulary, max(1, vocabulary // (ROWS * TOKENS))))[: ROWS * TOKENS]
         large = sum(size for layer, size in sizes.items() if layer < layers) > LARGEST_FLOAT32
-        stored = FLOATS.get(patched.checkpoint.dtypes[0], torch.float32)
+        stored = FLOATS.get(patched.model.checkpoint.dtypes[0], torch.float32)
         return cls(patched, layers, len(sizes), tokens, stored if large else torch.float32)
 
     @property
@@ -82,7 +82,7 @@ class Shrunk:
             **config,
             **changed,
             **({"layer_types": types[: self.layers]} if isinstance(types, list) else {}),
-            self.patched.family.sizes[2]: self.layers,
+            self.patched.model.family.sizes[2]: self.layers,
             "vocab_size": len(self.tokens),
             "pad_token_id": len(self.tokens) - 1,
         }
@@ -93,15 +93,15 @@ class Shrunk:
         Files keep their names, so one that transformers reads in the place of another is seen. The code is
         this tool's own, which is equal to the repository's; ``adopt`` adds it only later.
         """
-        patched, checkpoint = self.patched, self.patched.checkpoint
+        patched, checkpoint = self.patched, self.patched.model.checkpoint
         file = next(iter(checkpoint.files))
         skipped = {CONFIG, checkpoint.index, *checkpoint.files}
-        for path in patched.folder.iterdir():
+        for path in patched.model.folder.iterdir():
             if path.is_file() and path.name not in skipped and path.suffix != ".py":
                 (folder / path.name).symlink_to(path.resolve())
-        for name in (*patched.repository.recipe.templates, TEMPLATE):
+        for name in (*patched.model.templates, TEMPLATE):
             (folder / name).symlink_to(Path(patched.modeling.__file__ or "").with_name(name))
-        write_json(folder / CONFIG, self.settings(patched.config))
+        write_json(folder / CONFIG, self.settings(patched.model.config))
         tensors = self.cut()
         if checkpoint.index is not None:
             weight_map = {tensor.name: file for tensor, _ in tensors}
@@ -121,13 +121,15 @@ class Shrunk:
     def cut(self) -> list[tuple[Tensor, tuple[int, ...]]]:
         """The stored tensors of a shrunk folder, and their shapes in it; the widest first, as aligned."""
         patched = self.patched
-        model = build(patched.architecture, patched.build_config(**self.settings(patched.config)), "meta")
+        model = build(
+            patched.architecture, patched.build_config(**self.settings(patched.model.config)), "meta"
+        )
         shapes = {
             patched.stored_name(name): tuple(tensor.shape) for name, tensor in model.state_dict().items()
         }
         found = [
             (tensor, shapes.get(tensor.name, tensor.shape))
-            for tensor in patched.checkpoint.tensors.values()
+            for tensor in patched.model.checkpoint.tensors.values()
             if (patched.layer_of(tensor.name) or 0) < self.layers
         ]
         return sorted(found, key=lambda each: -ITEM_BYTES[each[0].dtype])
@@ -139,7 +141,7 @@ class Shrunk:
         if shape != tensor.shape:
             row = size // tensor.shape[0]
             spans = [(row * token, row * (token + 1)) for token in self.tokens]
-        with (self.patched.folder / tensor.file).open("rb") as file:
+        with (self.patched.model.folder / tensor.file).open("rb") as file:
             for start, end in spans:
                 file.seek(tensor.offset + start)
                 yield from (file.read(min(BLOCK, end - at)) for at in range(start, end, BLOCK))

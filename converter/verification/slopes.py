@@ -55,9 +55,9 @@ def check(patched: Patched) -> Check:
     Raises:
         VerificationError: a slope or a temperature differs; the message names the head and both values.
     """
-    family = patched.family
-    scaling = patched.repository.scaling
-    stock = family.stock_slopes(patched.config)
+    family = patched.model.family
+    scaling = patched.model.scaling
+    stock = patched.model.stock({})
     tempered = scaling.temperatures is not None or scaling.temperature > 0
     layers = rows(scaling)
     longest = longest_row(family.kind, layers)
@@ -65,7 +65,7 @@ def check(patched: Patched) -> Check:
 
     def row(tokens: int) -> int:
         """The length of a row in which the slopes for ``tokens`` tokens can be seen."""
-        least = min(min(patched.repository.recipe.scaled(stock, scaling, tokens, n)) for n in range(layers))
+        least = min(min(patched.model.scaled(stock, scaling, tokens, n)) for n in range(layers))
         return min(longest, max(SHORTEST, math.ceil(longest * flattest / least)))
 
     if scaling.dynamic:
@@ -86,7 +86,7 @@ def check(patched: Patched) -> Check:
     worst = 0.0
     for tokens in lengths:
         measured = measure(model, family.kind, tokens) / family.bias_scale(PROBE_HEAD_DIM)
-        scaled = [patched.repository.recipe.scaled(stock, scaling, tokens, layer) for layer in range(layers)]
+        scaled = [patched.model.scaled(stock, scaling, tokens, layer) for layer in range(layers)]
         expected = np.tile(scaled, measured.shape[-1] // len(stock))
         differences = np.abs(measured - expected)
         exempt = np.tile(np.array(stock) < flattest, measured.shape[-1] // len(stock))
@@ -96,7 +96,7 @@ def check(patched: Patched) -> Check:
         worst = max(worst, float((differences / expected)[:, ~exempt].max(initial=0.0)))
         if not tempered:
             continue
-        same = stretched(scaling, family.bias_scale(patched.repository.geometry.head_dim))
+        same = stretched(scaling, family.bias_scale(patched.model.geometry.head_dim))
         expected = np.array([query_factors(same, stock, tokens, layer) for layer in range(layers)])
         measured = measure_query_factors(model, family.kind, tokens, expected)
         differences = np.abs(measured / expected - 1)

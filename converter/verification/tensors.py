@@ -21,18 +21,18 @@ def check(patched: Patched) -> Check:
     Raises:
         VerificationError: a tensor is missing, left over or misshapen; the message names the first.
     """
-    family = patched.family
+    family = patched.model.family
     # Checked first, since it would take long to build a million layers and find them missing.
     in_config = patched.build_config().num_hidden_layers
-    stored_layers = len({patched.layer_of(name) for name in patched.checkpoint.tensors} - {None})
+    stored_layers = len({patched.layer_of(name) for name in patched.model.checkpoint.tensors} - {None})
     if in_config != stored_layers:
         raise VerificationError(f"config.json says {in_config} layers, but the weights have {stored_layers}")
     model = build(patched.architecture, patched.build_config(), device="meta")
     expected = model.state_dict().keys()
     stored = {}
-    unread = patched.repository.recipe.unread
+    unread = patched.model.unread
     prefix = f"{family.base_prefix}."
-    for name, tensor in patched.checkpoint.tensors.items():
+    for name, tensor in patched.model.checkpoint.tensors.items():
         if unread.search(name):
             continue
         spellings = (name, prefix + name, family.below(name))

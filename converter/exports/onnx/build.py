@@ -11,12 +11,12 @@ from converter.exports.onnx.describe import Description
 from converter.exports.onnx.families import network_class
 from converter.exports.onnx.graph import COMPUTE, Graph
 from converter.exports.onnx.weights import Weights
-from converter.result.converted import ConvertedRepository
+from converter.model.alibi import AlibiModel
 from converter.scaling.scaling import first_layers
 
 
 def build_graph(
-    repository: ConvertedRepository,
+    repository: AlibiModel,
     made: Description,
     *,
     part: tuple[int, int] | None = None,

@@ -22,8 +22,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from converter.exports.onnx.rounding import BLOCK, block_steps, dequantised
+from converter.model.alibi import AlibiModel
 from converter.progress import steps
-from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Scaling
 from converter.texts import load_tokenizer, read_windows
 from converter.verification.patched import Patched, build
@@ -39,7 +39,7 @@ BAND = 128
 
 
 def calibrate(
-    repository: ConvertedRepository,
+    repository: AlibiModel,
     files: Sequence[Path],
     folder: Path,
     scales: DTypeLike = np.float32,
@@ -55,7 +55,7 @@ def calibrate(
     found: dict[str, Path] = {}
     with Patched.load(repository) as patched, torch.no_grad():
         tokenizer = load_tokenizer(repository.folder, str(repository.folder), patched)
-        length = min(WINDOW, repository.train_length or WINDOW)
+        length = min(WINDOW, repository.trained.tokens or WINDOW)
         known, ids = np.unique(read_windows(tokenizer, files, length, WINDOWS), return_inverse=True)
         model = Layers(patched, repository.scaling, known.tolist())
         states = [model.enter(torch.from_numpy(row[None])) for row in ids.reshape(-1, length)]
@@ -91,13 +91,13 @@ class Layers:
         config = patched.build_config(alibi_scaling=scaling.to_json())
         config.vocab_size = len(tokens)
         config.pad_token_id = None  # the ids are others
-        if patched.repository.decoder:
+        if patched.model.decoder:
             config.use_cache = False
         model = build(patched.architecture, config, device="meta")
         self._patched = patched
         self._backbone = backbone = model.base_model
         self._names = {module: name for name, module in model.named_modules()}
-        self._seen = backbone.decoder_layers if patched.repository.decoder else backbone.encoder_layers
+        self._seen = backbone.decoder_layers if patched.model.decoder else backbone.encoder_layers
         self.layers = list(self._seen)
         """The modules, with weights on the device "meta" until they are loaded."""
         self.others: list[tuple[Any, ...]] = []
@@ -106,7 +106,7 @@ class Layers:
         """Parameter of a loaded layer -> its stored name."""
         for index in range(len(self.layers)):
             self._seen[index] = Seen()
-        tables = patched.family.tensor_names(patched.family.embeddings)
+        tables = patched.model.family.tensor_names(patched.model.family.embeddings)
 
         def read(stored: str) -> torch.Tensor:
             return patched.rows(stored, tokens) if stored in tables else patched.tensor(stored)

@@ -43,8 +43,8 @@ from converter.exports.onnx.report import (
 from converter.exports.onnx.requirements import for_task
 from converter.exports.onnx.session import Outputs, Ran, Session, check_available
 from converter.exports.onnx.structure import check_structure
+from converter.model.alibi import AlibiModel
 from converter.progress import steps
-from converter.result.converted import ConvertedRepository
 from converter.source.sentence_transformers import SENTENCES
 
 Array = NDArray[Any]
@@ -53,7 +53,7 @@ WIDENED = "in float32, since the CPU provider has no bfloat16 kernels"
 
 
 def run(
-    repository: ConvertedRepository,
+    repository: AlibiModel,
     graphs: Mapping[str, Path],
     provider: str | None,
     *,
@@ -137,7 +137,7 @@ def takes_cuda(provider: str | None) -> tuple[bool, str | None]:
 class GraphRun:
     """One graph, its file and its results; raises what ``run`` raises."""
 
-    def __init__(self, name: str, path: Path, repository: ConvertedRepository):
+    def __init__(self, name: str, path: Path, repository: AlibiModel):
         found = read_graph(path)
         if found is None:
             raise ValidationError(f"{name} was not written by ntk-convert, or is damaged; {AGAIN}")

@@ -31,9 +31,11 @@ from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.requirements import check_installed, for_task, graph_pooling
 from converter.families.family import TASKS
 from converter.interrupts import held
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
 from converter.result import manifest
 from converter.result.card import with_section
-from converter.result.converted import ConvertedRepository, open_converted
+from converter.result.converted import open_converted
 from converter.result.staging import check_space, workspace
 from converter.source.sentence_transformers import Pooling
 from converter.source.source import CARD
@@ -107,11 +109,11 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
     return write(open_converted(Path(folder)), options, progress=progress)
 
 
-def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bool = False) -> ExportResult:
+def write(model: Model, options: OnnxOptions, *, progress: bool = False) -> ExportResult:
     """Writes an ONNX graph of a converted repository; see ``export``."""
     started = time.monotonic()
-    repository = for_task(repository, options.computes, last_logits=options.last_logits)
-    pooling = graph_pooling(repository.files, options.pooling) if options.pooled else None
+    repository = for_task(model, options.computes, last_logits=options.last_logits)
+    pooling = graph_pooling(repository.source, options.pooling) if options.pooled else None
     check_no_links(repository, options)
     folder, report, obsolete = repository.folder, None, []
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -184,7 +186,7 @@ def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Itera
 
 
 def write_graphs(
-    repository: ConvertedRepository,
+    repository: AlibiModel,
     options: OnnxOptions,
     pooling: Pooling | None,
     work: Path,
@@ -263,7 +265,7 @@ def check_others(folder: Path, names: Iterable[str]) -> dict[str, Description]:
     return before
 
 
-def check_no_links(repository: ConvertedRepository, options: OnnxOptions) -> None:
+def check_no_links(repository: AlibiModel, options: OnnxOptions) -> None:
     """Raises ``OutputError`` for links: onnxruntime follows none to weights, and their files are others'."""
     if options.copies_weights:
         if (repository.folder / STANDALONE).is_symlink():

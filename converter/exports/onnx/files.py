@@ -9,8 +9,8 @@ from converter.errors import SourceError
 
 if TYPE_CHECKING:
     from converter.exports.onnx.options import OnnxOptions
+    from converter.model.alibi import AlibiModel
     from converter.plan import Plan
-    from converter.recipes import AlibiRecipe
 
 GRAPH, FLOAT32_GRAPH = "model.onnx", "model_fp32.onnx"
 STANDALONE = "onnx"
@@ -58,7 +58,7 @@ def planned_files(plan: Plan, options: OnnxOptions) -> list[str]:
     """Names of the files that an export of a planned conversion would write."""
     from converter.exports.onnx.requirements import class_for, has_cache
 
-    family, elements = cast("AlibiRecipe", plan.model.recipe).family, plan.elements
+    family, elements = cast("AlibiModel", plan.model).family, plan.elements
     cached = has_cache(class_for(options.computes, family, plan.config), family)
     stored = max(elements, key=lambda dtype: elements[dtype], default="F32")
     dtype = STORED.get(stored, "fp32") if options.dtype == "native" else options.dtype

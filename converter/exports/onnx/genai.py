@@ -18,7 +18,7 @@ from converter.config import LARGEST_COUNT, count, is_integer
 from converter.errors import SourceError
 from converter.exports.onnx.attention_ort import head_size
 from converter.exports.onnx.choices import ENTRIES
-from converter.result.converted import ConvertedRepository
+from converter.model.alibi import AlibiModel
 from converter.scaling.scaling import DYNAMIC_REACH
 from converter.source.source import Source
 from converter.source.tokenizer import TOKENIZER_CONFIG
@@ -31,7 +31,7 @@ DEFAULT_LENGTH = 2048
 """Tokens: the trained length of most ALiBi checkpoints, used if the config has no limit."""
 
 
-def genai_config(repository: ConvertedRepository, *, file_name: str) -> dict[str, Any]:
+def genai_config(repository: AlibiModel, *, file_name: str) -> dict[str, Any]:
     """The content of genai_config.json for ``file_name``, a graph with GroupQueryAttention."""
     geometry = repository.geometry
     vocabulary = count(repository.config, "vocab_size")
@@ -68,7 +68,7 @@ def genai_config(repository: ConvertedRepository, *, file_name: str) -> dict[str
     }
 
 
-def context_length(repository: ConvertedRepository) -> int:
+def context_length(repository: AlibiModel) -> int:
     """The longest row, in tokens, that genai accepts; the model itself has no limit.
 
     This is the trained length times the factor, or times ``DYNAMIC_REACH``. If the trained length is not
@@ -77,7 +77,7 @@ def context_length(repository: ConvertedRepository) -> int:
     """
     config, family, scaling = repository.config, repository.family, repository.scaling
     factor = float(DYNAMIC_REACH) if scaling.dynamic else scaling.factor_at(0)
-    trained = repository.train_length
+    trained = repository.trained.tokens
     if trained is None:
         limit = family.length_hint or "max_position_embeddings"
         trained = count(config, limit, default=DEFAULT_LENGTH)
@@ -86,13 +86,13 @@ def context_length(repository: ConvertedRepository) -> int:
     return min(round(trained * factor), LARGEST_COUNT)
 
 
-def _special_tokens(repository: ConvertedRepository, vocabulary: int) -> dict[str, Any]:
+def _special_tokens(repository: AlibiModel, vocabulary: int) -> dict[str, Any]:
     """The ids of special tokens: of generation_config.json, else config.json, else the tokenizer.
 
     genai needs ids within the vocabulary and reads no ``null``: what is not known is left out, and the end
     token pads where there is no other.
     """
-    source = repository.files
+    source = repository.source
     generation = source.object("generation_config.json")
 
     def ids(name: str) -> list[int]:

@@ -24,7 +24,7 @@ from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.report import GraphCheck
 from converter.exports.onnx.rounding import BAND
 from converter.exports.onnx.session import Outputs, Session, stacked
-from converter.result.converted import ConvertedRepository
+from converter.model.alibi import AlibiModel
 from converter.scaling.scaling import first_layers
 from converter.source.sentence_transformers import Pooling
 from converter.texts import quiet
@@ -67,10 +67,10 @@ class Extent:
     """What was cut and why; empty if nothing was cut."""
 
 
-def extent(repository: ConvertedRepository) -> Extent:
+def extent(repository: AlibiModel) -> Extent:
     """Chooses how much can be run within the bounds above."""
     config, geometry = repository.config, repository.geometry
-    trained = repository.train_length
+    trained = repository.trained.tokens
     notes = [] if trained else [f"trained length not known, {UNKNOWN_LENGTH} taken for it"]
     at = trained or UNKNOWN_LENGTH
     if at > LONGEST:
@@ -103,7 +103,7 @@ def extent(repository: ConvertedRepository) -> Extent:
     return Extent(layers, vocabulary, whole, at, beyond, joint, ", ".join(notes))
 
 
-def ends_by_id(repository: ConvertedRepository) -> bool:
+def ends_by_id(repository: AlibiModel) -> bool:
     """Whether it is a classifier that finds the last token of a row by the id of the padding."""
     return repository.decoder and repository.head == "ForSequenceClassification"
 
@@ -221,9 +221,7 @@ class Reference:
 
     @classmethod
     @contextlib.contextmanager
-    def load(
-        cls, repository: ConvertedRepository, scope: Extent, pooling: Pooling | None
-    ) -> Iterator[Reference]:
+    def load(cls, repository: AlibiModel, scope: Extent, pooling: Pooling | None) -> Iterator[Reference]:
         """Loads the layers and the rows of the embeddings that are run: all of them as users load them."""
         layers, vocabulary = scope.layers, scope.vocabulary
         with contextlib.ExitStack() as stack:
@@ -334,9 +332,7 @@ class Expected(NamedTuple):
         return [step.values for steps in self.answers.values() for step in steps]
 
 
-def run_torch(
-    repository: ConvertedRepository, pooling: Pooling | None, quantised: QuantisedGraph | None
-) -> Expected:
+def run_torch(repository: AlibiModel, pooling: Pooling | None, quantised: QuantisedGraph | None) -> Expected:
     """Runs the torch model and frees it; with a quantised graph, on the values that it stores."""
     scope = extent(repository)
     padding = repository.config["pad_token_id"] if ends_by_id(repository) else None

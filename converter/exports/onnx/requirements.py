@@ -12,14 +12,14 @@ from converter.exports.onnx.choices import BACKBONE
 from converter.exports.onnx.options import OnnxOptions
 from converter.families import Family
 from converter.families.family import TASKS
-from converter.recipes import AlibiRecipe, Recipe
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
 from converter.source.keys import check_vectors
 from converter.source.sentence_transformers import MODULES, Pooling, read_pooling
 from converter.source.source import Source
 
 if TYPE_CHECKING:
     from converter.plan import Plan
-    from converter.result.converted import ConvertedRepository
 
 PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
 OPTIMUM = "optimum-cli export onnx --model DIR"
@@ -47,33 +47,32 @@ def check(plan: Plan, options: OnnxOptions) -> None:
 
     Raises what ``class_for`` and ``graph_pooling`` raise.
     """
-    family = check_recipe(plan.model.recipe, plan.config)
-    class_for(options.computes, family, plan.config, last_logits=options.last_logits)
+    model = check_alibi(plan.model, plan.config)
+    class_for(options.computes, model.family, plan.config, last_logits=options.last_logits)
     if options.pooled:
         graph_pooling(plan.model.source, options.pooling)
 
 
-def check_recipe(recipe: Recipe, config: Config) -> Family:
-    """The family of a model; raises ``UnsupportedModel`` if no graph can be built of it."""
-    if not isinstance(recipe, AlibiRecipe):
+def check_alibi(model: Model, config: Config) -> AlibiModel:
+    """The model, whose result has ``config``; ``UnsupportedModel`` if no graph can be built of that."""
+    if not isinstance(model, AlibiModel):
         raise UnsupportedModel(
-            f"ONNX graphs are written for ALiBi models only, and {recipe.model_type!r} is rotary; convert it "
+            f"ONNX graphs are written for ALiBi models only, and {model.model_type!r} is rotary; convert it "
             f"without `onnx`, with `scale` (tracing would freeze a dynamic scaling), and export it: {OPTIMUM}"
         )
     named = config.get("architectures") or []
     if len(named) != 1:
         raise UnsupportedModel(f"architectures is {json.dumps(named)}; a graph is built of one class")
-    return recipe.family
+    return model
 
 
-def for_task(
-    repository: ConvertedRepository, task: str | None, *, last_logits: bool = False
-) -> ConvertedRepository:
-    """The repository as a graph sees it: its config names the class that computes the task."""
-    config = repository.config
-    family = check_recipe(repository.recipe, config)
-    named = class_for(task, family, config, last_logits=last_logits)
-    return replace(repository, config={**config, "architectures": [named]})
+def for_task(model: Model, task: str | None, *, last_logits: bool = False) -> AlibiModel:
+    """The model as a graph sees it: its config names the class that computes the task."""
+    checked = check_alibi(model, model.config)
+    named = class_for(task, checked.family, model.config, last_logits=last_logits)
+    config = {**model.config, "architectures": [named]}
+    source_config = {**model.source_config, "architectures": [checked.family.classes[named]]}
+    return replace(checked, config=config, source_config=source_config)
 
 
 def class_for(task: str | None, family: Family, config: Config, *, last_logits: bool = False) -> str:

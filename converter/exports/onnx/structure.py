@@ -18,15 +18,15 @@ from converter.errors import SourceError, UnsupportedModel
 from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.describe import Description
 from converter.exports.onnx.report import AGAIN, GraphCheck, failed
-from converter.result.converted import ConvertedRepository
+from converter.model.alibi import AlibiModel
 from converter.source.sentence_transformers import read_pooling
 
 
-def check_structure(model: ir.Model, made: Description, repository: ConvertedRepository) -> GraphCheck:
+def check_structure(model: ir.Model, made: Description, repository: AlibiModel) -> GraphCheck:
     """Whether a graph is what this version builds of a repository, whose config names the task's class."""
     scaling = repository.config.get("alibi_scaling")
     try:
-        pooling = made.pooling and (read_pooling(repository.files) or made.pooling)  # or it was given
+        pooling = made.pooling and (read_pooling(repository.source) or made.pooling)  # or it was given
         for what, own, now in (
             ("alibi_scaling", made.alibi_scaling, scaling),
             ("pooling", made.pooling, pooling),

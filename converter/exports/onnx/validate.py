@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from converter.errors import SourceError, ValidationError
 from converter.exports.onnx.export import as_json
 from converter.exports.onnx.files import REPORT, STANDALONE, graphs_in
-from converter.exports.onnx.requirements import check_installed, check_recipe
+from converter.exports.onnx.requirements import check_alibi, check_installed
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
 from converter.progress import byte_bar
 from converter.result import manifest
-from converter.result.converted import ConvertedRepository, code_names, open_converted
+from converter.result.converted import code_names, open_converted
 from converter.result.staging import workspace
 from converter.source.source import CONFIG
 from converter.weights.files import sha256
@@ -52,7 +54,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     from converter.exports.onnx.comparison import run
 
     repository = open_converted(Path(folder))
-    check_recipe(repository.recipe, repository.config)
+    repository = check_alibi(repository, repository.config)
     graphs = graphs_in(repository.folder)
     if not graphs:
         manifest.read(repository.folder)  # a fine-tuned model has to be adopted first
@@ -77,7 +79,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
 
 
 def check_as_written(
-    repository: ConvertedRepository,
+    repository: AlibiModel,
     graphs: Iterable[str],
     listed: Mapping[str, manifest.Entry],
     *,
@@ -89,7 +91,7 @@ def check_as_written(
     configs) are not compared.
     """
     checkpoint, folder = repository.checkpoint, repository.folder
-    names = [CONFIG, *code_names(folder, repository.recipe.templates), *checkpoint.files]
+    names = [CONFIG, *code_names(folder, repository.templates), *checkpoint.files]
     names += [checkpoint.index] if checkpoint.index else []
     names += [name for graph in graphs for name in (graph, f"{graph}_data") if (folder / name).is_file()]
     digests = {name: listed[name].sha256 for name in names if name in listed}
@@ -101,9 +103,7 @@ def check_as_written(
     manifest.check_digests(digests, found, remedy=remedy)
 
 
-def check_again(
-    repository: ConvertedRepository, listed: Collection[str], *, progress: bool = False
-) -> list[Check]:
+def check_again(repository: Model, listed: Collection[str], *, progress: bool = False) -> list[Check]:
     """Validates the graphs that the manifest lists, and changes nothing; raises ``ValidationError``."""
     graphs = {name: path for name, path in graphs_in(repository.folder).items() if name in listed}
     if not graphs:
@@ -112,7 +112,7 @@ def check_again(
     from converter.exports.onnx.comparison import run
     from converter.verification import Check
 
-    report = run(repository, graphs, None, progress=progress)
+    report = run(check_alibi(repository, repository.config), graphs, None, progress=progress)
     if report.failure:
         raise ValidationError(f"{report.failure}; export it again, or remove it")
     return [

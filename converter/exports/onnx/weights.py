@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from converter.errors import SourceError
-from converter.result.converted import ConvertedRepository
+from converter.model.alibi import AlibiModel
 from converter.source.checkpoint import Tensor
 
 DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
@@ -22,7 +22,7 @@ DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataT
 class Weights:
     """Finds a repository's tensors by the names that the model's code uses."""
 
-    repository: ConvertedRepository
+    repository: AlibiModel
     follow_links: bool
     """Name the files that links lead to, for a graph that copies the weights."""
     vocabulary: int | None = None

@@ -1,4 +1,4 @@
-"""The recipe of an ALiBi checkpoint: its slopes are scaled by modeling code copied into the result."""
+"""``AlibiModel``: its slopes are scaled by modeling code that is copied into the result."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance, is_count
 from converter.errors import SourceError, UnsupportedModel, UsageError
-from converter.families import SLOPES, Family, converted, recognise
+from converter.families import SLOPES, Family
 from converter.families.family import UNREAD
-from converter.families.refusals import check_source, check_wrapper
-from converter.recipes.words import Words, alibi_words
-from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength, recorded_length
-from converter.scaling.scaling import DYNAMIC_REACH, Scaling, read_scaling, rows, stretched
+from converter.families.refusals import check_wrapper
+from converter.model.model import Model
+from converter.model.words import Words, alibi_words
+from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength
+from converter.scaling.scaling import DYNAMIC_REACH, Scaling, rows, stretched
 from converter.scaling.slopes import NATS, SEEN, Slopes, longest_row, span_of
 from converter.source.checkpoint import Checkpoint, Tensor
-from converter.source.source import Source
+from converter.source.sentence_transformers import LIMITS, stated_limit
 from converter.source.tokenizer import Tokenizer
 from converter.source.values import FLOATS, blocks, same_values
 
@@ -29,71 +30,85 @@ ROTARY = re.compile(r"(^|[._])(rotary|rope|inv_freq)")
 LEARNED = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$")
 
 
-@dataclass(frozen=True)
-class AlibiRecipe:
-    """How one ALiBi checkpoint is converted: its config has been read and accepted."""
+@dataclass(frozen=True, kw_only=True)
+class AlibiModel(Model):
+    """A checkpoint with ALiBi; members without a word are explained in ``Model``."""
 
     family: Family
-    config: Config
-    converted: bool
-    positions: Literal["alibi"] = "alibi"
 
-    @classmethod
-    def of_source(cls, config: Config) -> AlibiRecipe:
-        """The recipe for a source that can be converted."""
-        return cls(check_source(config), config, converted=False)
+    positions = "alibi"
 
-    @classmethod
-    def of_checkpoint(cls, config: Config) -> AlibiRecipe:
-        """The recipe for a source or a converted repository."""
-        if not converted(config):
-            return cls.of_source(config)
-        return cls(recognise(config), config, converted=True)
+    def __post_init__(self) -> None:
+        if (problem := self._misfit(self.scaling)) is not None:
+            raise SourceError(f"config.json: alibi_scaling has {problem}")
 
     @property
-    def name(self) -> str:
-        """For people."""
+    def kind(self) -> str:
         return self.family.name
 
     @property
     def model_type(self) -> str:
-        """The ``model_type`` of the result."""
         return self.family.model_type
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """Names of the code files that are copied into the result."""
         return self.family.templates
 
     @property
-    def defaults(self) -> Defaults:
-        """What scales the model where the user leaves it open (examples/evidence/README.md, encoders.md)."""
-        return Defaults("position", BY_PARTS, RAMP) if self.decoder else Defaults("length", NTK, RAMP)
+    def decoder(self) -> bool:
+        return self.family.kind == "decoder"
 
     @property
     def geometry(self) -> Geometry:
-        """The sizes of its attention; raises ``SourceError`` for a missing or impossible one."""
-        return self.family.geometry(self.config)
+        return self.family.geometry(self.source_config)
 
     @property
-    def own_scaling(self) -> Scaling:
-        """The scaling that the checkpoint already has."""
-        own = self.converted or self.family.own_scaling
-        scaling = read_scaling(self.config.get("alibi_scaling") if own else None)
-        if (problem := self._misfit(scaling)) is not None:
-            raise SourceError(f"config.json: alibi_scaling has {problem}")
-        return scaling
+    def defaults(self) -> Defaults:
+        """Of decoders and of encoders, see examples/evidence/README.md and encoders.md."""
+        return Defaults("position", BY_PARTS, RAMP) if self.decoder else Defaults("length", NTK, RAMP)
 
-    def trained_length(self, source: Source, given: int | None) -> TrainLength:
-        """The first that there is: given, recorded by a conversion, of a known checkpoint, in the config.
+    # Its class, as a result has it.
+
+    @property
+    def architecture(self) -> str:
+        """The name of the class, such as ``NtkBloomForCausalLM``."""
+        return self.family.architectures(self.source_config)[0]
+
+    @property
+    def head(self) -> str:
+        """The end of that name: ``ForCausalLM``, ``Model``, ..."""
+        return self.architecture.removeprefix(f"Ntk{self.family.camel}")
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether it computes logits, a number for each token of the vocabulary."""
+        return self.architecture == self.family.language_model
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether its class generates, and so has a cache in a graph."""
+        return self.decoder and self.has_logits
+
+    @property
+    def linear_layers(self) -> list[str]:
+        """Names of the linear layers in its blocks, which are what peft calls ``target_modules``."""
+        weight = re.compile(rf"{re.escape(self.family.layers)}\.\d+\.(?:.+\.)?(\w+)\.weight")
+        found = {
+            weight.fullmatch(self.family.below(name))
+            for name, tensor in self.checkpoint.tensors.items()
+            if len(tensor.shape) == 2
+        }
+        return sorted({match[1] for match in found if match})
+
+    # Scaling.
+
+    def _trained(self) -> TrainLength:
+        """Of a known checkpoint, or in the vendor's ``alibi_scaling``.
 
         The config's usual length key is not trusted. A copy that names a known checkpoint as its origin
         (``_name_or_path``) counts as that checkpoint, with a note if its length key has another value.
         """
-        family, config = self.family, self.config
-        recorded = recorded_length(config, given)
-        if recorded is not None:
-            return recorded
+        family, config, source = self.family, self.source_config, self.source
         # The one in the root of its repository. In a subfolder, there may be another one.
         if source.repo_id == source.name and source.repo_id in family.train_lengths:
             return TrainLength(family.train_lengths[source.repo_id], f"known checkpoint {source.repo_id}")
@@ -120,14 +135,13 @@ class AlibiRecipe:
         return TrainLength(None, f"not known{says}")
 
     def check_scaling(self, scaling: Scaling) -> None:
-        """Raises ``UsageError`` for a scaling that this model cannot compute."""
         if (problem := self._misfit(scaling)) is not None:
             raise UsageError(f"the slopes are not this model's: they have {problem}")
         self._check_strength(scaling)
         if scaling.ramp is None:
             return
         stock = self.stock({})
-        spans = [NATS / (slope * self._bias_scale) for slope in stock]
+        spans = [NATS / (slope * self.bias_scale) for slope in stock]
         if max(spans) <= scaling.ramp[0]:
             raise UsageError(
                 f"`method` {scaling.method} would scale no head: the longest span is {max(spans):.0f} "
@@ -145,7 +159,7 @@ class AlibiRecipe:
         static, layers, stock = scaling.static, rows(scaling), self.stock({})
         strength = scaling.factor if scaling.static else max(2.0, scaling.rate)
         form = Scaling(scaling.method, strength, scaling.ramp, scaling.exponents)
-        flattest = SEEN / span_of(longest_row(self.family.kind, layers)) / self._bias_scale
+        flattest = SEEN / span_of(longest_row(self.family.kind, layers)) / self.bias_scale
         largest = min(
             (
                 # A slope is m * a ** -t.
@@ -174,41 +188,35 @@ class AlibiRecipe:
             return f"exponents for {len(fitted)} layers, and the model has {layers}"
         return None
 
-    def input_limit(self, scaling: Scaling, train_length: int | None, stated: int | None) -> int | None:
-        """The tokens after which programs should cut a text; None if the source's limits stay as they are.
+    def input_limit(self, scaling: Scaling) -> int | None:
+        """See ``Model``.
 
         A static scaling reaches the trained length, or else the config's own limit, times the factor. A
         dynamic one has no end; an encoder's is ``DYNAMIC_REACH``, since texts are cut without a warning. The
-        limit of an encoder is never below the source's: the config's own, and ``stated``. A converted encoder
-        has its limit in its config.
+        limit of an encoder is never below the source's: the config's own, and what its files state. A
+        converted encoder has its limit in its config.
         """
-        own = self.config.get(self.family.length_hint or "")
+        own = self.source_config.get(self.family.length_hint or "")
         own = own if is_count(own, LONGEST) else None
         if self.converted and not self.decoder and scaling.scaled:
             return own
         if scaling.dynamic and not self.decoder:
             reach = DYNAMIC_REACH * scaling.train_length
-        elif scaling.static and (trained := train_length or own):
+        elif scaling.static and (trained := self.trained.tokens or own):
             reach = round(trained * scaling.factor)
         else:
             return None
-        return min(reach if self.decoder else max(reach, own or 0, stated or 0), LONGEST)
+        if not self.decoder:
+            reach = max(reach, own or 0, stated_limit(self.source.contents(LIMITS)) or 0)
+        return min(reach, LONGEST)
 
-    def scaled_config(
-        self,
-        scaling: Scaling,
-        train_length: int | None,
-        source: Source,
-        tokenizer: Tokenizer,
-        limit: int | None,
-    ) -> dict[str, Any]:
-        """The result's config.json, without the keys that ``stored`` adds; ``limit`` is the input limit."""
-        family = self.family
-        origin = Provenance(source.root, source.commit, train_length, subfolder=source.subfolder)
-        result = family.normalise(self.config)
+    def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
+        family, source = self.family, self.source
+        origin = Provenance(source.root, source.commit, self.trained.tokens, subfolder=source.subfolder)
+        result = family.normalise(self.source_config)
         if tokenizer.here and (tokenizer.ours or "tokenizer_class" not in result):
             result["tokenizer_class"] = tokenizer.ours or family.tokenizer_class
-        architectures = family.architectures(self.config)
+        architectures = family.architectures(self.source_config)
         result |= {
             "architectures": architectures,
             "model_type": family.model_type,
@@ -221,8 +229,7 @@ class AlibiRecipe:
             family.set_length(result, limit)
         return result
 
-    def stored(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
-        """The keys that the stored tensors add to the result's config; refuses tensors that contradict it."""
+    def stored_in(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         if not checkpoint.tensors:  # .bin files show their tensors only once they are converted
             return {}
         check_wrapper(checkpoint.tensors, self.family.embeddings, self.family.base_prefix)
@@ -248,7 +255,7 @@ class AlibiRecipe:
         if head is None or table is None or same_values(folder, head, table):
             return {}
         if not family.stock and not self.converted:
-            untied = family.normalise({**self.config, "tie_word_embeddings": False})
+            untied = family.normalise({**self.source_config, "tie_word_embeddings": False})
             always = untied["tie_word_embeddings"]  # MosaicGPT's code has no head at all
             remedy = "" if always else ", or give `overrides` tie_word_embeddings=false to use it"
             raise SourceError(
@@ -259,52 +266,39 @@ class AlibiRecipe:
 
     @property
     def unread(self) -> re.Pattern[str]:
-        """Finds the names of stored tensors that no model computes with, such as buffers of causal masks."""
         return re.compile("|".join((UNREAD, *self.family.unread)))
 
     @property
     def exact_tensors(self) -> tuple[str, ...]:
-        """Names of the tensors that keep their dtype when the weights are cast to another."""
         # The converted model reads its slopes from this tensor, so they must stay exact.
         stored = self.family.stored_slopes
         return () if stored is None else tuple(self.family.tensor_names(stored))
 
     @property
     def tied_tensors(self) -> tuple[str, ...]:
-        """Possible names of the language model's head if the result ties it to the embeddings, else none."""
         return (self.family.head,) if self._ties else ()
 
     @property
     def _ties(self) -> bool:
         # Without the key, the templates' config classes use true, as those of transformers do.
-        return bool(self.family.normalise(self.config).get("tie_word_embeddings", True))
+        return bool(self.family.normalise(self.source_config).get("tie_word_embeddings", True))
 
     def stock(self, stored: Config) -> Slopes:
-        """The slopes or frequencies as trained; ``stored`` is what the method ``stored`` returned."""
-        return self.family.stock_slopes({**self.config, **stored})
+        return self.family.stock_slopes({**self.source_config, **stored})
 
     def scaled(self, stock: Slopes, scaling: Scaling, tokens: int, layer: int = 0) -> Slopes:
-        """The slopes or frequencies of a layer for a sequence of ``tokens`` tokens."""
-        return stretched(scaling, self._bias_scale).slopes(stock, tokens, layer)
+        return stretched(scaling, self.bias_scale).slopes(stock, tokens, layer)
 
     @property
-    def _bias_scale(self) -> float:
+    def bias_scale(self) -> float:
+        """Nats per token for a slope of 1: a head's bias is -slope * bias_scale * distance."""
         return self.family.bias_scale(self.geometry.head_dim)
-
-    def change(self, scaling: Scaling) -> None:
-        """None: only rotary positions are changed through the config."""
-
-    @property
-    def decoder(self) -> bool:
-        """Whether it is causal."""
-        return self.family.kind == "decoder"
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a user should know about this source; each is a sentence without its full stop."""
-        doubt = self.family.doubt(self.config)
+        doubt = self.family.doubt(self.source_config)
         notes = [] if doubt is None else [doubt]
-        own = self.config.get("alibi_scaling") if self.family.own_scaling else None
+        own = self.source_config.get("alibi_scaling") if self.family.own_scaling else None
         if own is not None:
             notes.append(
                 f"the source's own alibi_scaling {json.dumps(own)} is replaced, not multiplied: the slopes "
@@ -312,8 +306,7 @@ class AlibiRecipe:
             )
         return notes
 
-    def words(self, scaling: Scaling, trained: TrainLength, config: Config) -> Words:
-        """The texts for the result's card; ``config`` is the result's."""
+    def words(self, scaling: Scaling, config: Config) -> Words:
         return alibi_words(self.family, scaling, config)
 
 

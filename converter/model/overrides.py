@@ -15,8 +15,7 @@ from typing import Any
 from converter.config import PROVENANCE, Config, is_count
 from converter.errors import SourceError, Undecided, UnsupportedModel, UsageError
 from converter.families import SLOPES
-from converter.families.refusals import QUANTISED
-from converter.recipes import of_source
+from converter.families.refusals import QUANTISED, check_source
 from converter.source import jsonfile
 
 FIXED = ("model_type", "auto_map", "alibi_scaling", "_name_or_path", PROVENANCE, SLOPES, *QUANTISED)
@@ -60,7 +59,7 @@ def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
         _check_settable(key, value)
     result = _with(config, overrides)
     _check_sizes(config, result)
-    of_source(result)
+    check_source(result)
     _check_refusals(config, overrides)
     return result
 
@@ -111,7 +110,7 @@ def _check_refusals(config: Config, overrides: Mapping[str, Any]) -> None:
     parts = [{name: overrides[name] for name in overrides if name != left_out} for left_out in overrides]
     for part in ({}, *parts):
         try:
-            of_source(_with(config, part))
+            check_source(_with(config, part))
         except (Undecided, SourceError):
             continue
         except UnsupportedModel as error:

@@ -1,0 +1,219 @@
+"""``Model``: a checkpoint that was opened, a source or what this tool wrote of one."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from converter.config import Config, Geometry, Provenance
+from converter.errors import SourceError
+from converter.model.words import Words
+from converter.rotary.settings import Change
+from converter.scaling.request import Defaults, Request, TrainLength
+from converter.scaling.scaling import UNSCALED, Scaling
+from converter.source.checkpoint import Checkpoint, read_checkpoint
+from converter.source.sentence_transformers import Nested, nested_files
+from converter.source.source import Source
+from converter.source.tokenizer import Tokenizer, read_tokenizer
+from converter.weights.finite import Scan
+
+Positions = tuple[float, ...]
+"""Slopes, one for each head, or rotary frequencies, one for each pair of channels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(ABC):
+    """A checkpoint whose positions can be scaled; ``open_model`` makes one.
+
+    What this tool wrote is opened as a source is: ``source_config`` is that of a source, while ``scaling``
+    and ``provenance`` say what was made of it.
+    """
+
+    source: Source
+    """Its files."""
+    config: Config
+    """config.json as it is."""
+    source_config: Config
+    """The same as a source of this model has it: with the user's values, and without what a conversion adds
+    and the keys that choose an implementation."""
+    scaling: Scaling = UNSCALED
+    """What it computes with."""
+    provenance: Provenance | None = None
+    """Where it comes from, if this tool wrote it; None for a source."""
+    given_length: int | None = None
+    """The trained length that the user gave, in tokens."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """The values that the user gave for keys of the source's config."""
+
+    positions: ClassVar[Literal["alibi", "rotary"]]
+
+    # What the two kinds of positions differ in.
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The name of the ALiBi family, or "rotary"."""
+
+    @property
+    @abstractmethod
+    def model_type(self) -> str:
+        """The ``model_type`` of a result."""
+
+    @property
+    @abstractmethod
+    def geometry(self) -> Geometry:
+        """The sizes of its attention; raises ``SourceError`` for a missing or impossible one."""
+
+    @property
+    @abstractmethod
+    def defaults(self) -> Defaults:
+        """What scales the model where the user leaves it open."""
+
+    @property
+    @abstractmethod
+    def unread(self) -> re.Pattern[str]:
+        """Finds the names of stored tensors that no model computes with, such as buffers of causal masks."""
+
+    @property
+    @abstractmethod
+    def tied_tensors(self) -> Sequence[str]:
+        """Possible names of the language model's head if a result ties it to the embeddings, else none."""
+
+    @abstractmethod
+    def _trained(self) -> TrainLength:
+        """The trained length that the source itself tells."""
+
+    @abstractmethod
+    def check_scaling(self, scaling: Scaling) -> None:
+        """Raises ``UsageError`` for a scaling that this model cannot compute."""
+
+    @abstractmethod
+    def stock(self, stored: Config) -> Positions:
+        """The slopes or frequencies as trained; ``stored`` is ``self.stored``."""
+
+    @abstractmethod
+    def scaled(self, stock: Positions, scaling: Scaling, tokens: int, layer: int = 0) -> Positions:
+        """The slopes or frequencies of a layer for a sequence of ``tokens`` tokens."""
+
+    @abstractmethod
+    def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
+        """A result's config.json, without what ``stored_in`` adds; ``limit`` is the input limit in tokens."""
+
+    @abstractmethod
+    def words(self, scaling: Scaling, config: Config) -> Words:
+        """The texts for a result's card; ``config`` is the result's."""
+
+    # What only one of them has.
+
+    @property
+    def templates(self) -> Sequence[str]:
+        """Names of the code files of a result."""
+        return ()
+
+    @property
+    def exact_tensors(self) -> Sequence[str]:
+        """Names of the tensors that keep their dtype when the weights are cast to another."""
+        return ()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a user should know about this source; each is a sentence without its full stop."""
+        return ()
+
+    @property
+    def decoder(self) -> bool:
+        """Whether it is causal."""
+        return True
+
+    def stored_in(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
+        """The keys that a folder's tensors add to a result's config; refuses those that contradict it."""
+        del folder, checkpoint, config
+        return {}
+
+    def input_limit(self, scaling: Scaling) -> int | None:
+        """The tokens after which programs should cut a text; None if the source's limits stay as they are.
+
+        From the Hub, the files that have the source's limit are downloaded.
+        """
+        del scaling
+        return None
+
+    def change(self, scaling: Scaling) -> Change | None:
+        """How a scaling changes rotary positions; None for ALiBi."""
+        del scaling
+        return None
+
+    # What they share.
+
+    @property
+    def name(self) -> str:
+        """The Hub id, or the local folder's own name."""
+        return self.source.name
+
+    @property
+    def folder(self) -> Path:
+        """The folder with its files."""
+        return self.source.folder
+
+    @property
+    def converted(self) -> bool:
+        """Whether this tool wrote it."""
+        return self.provenance is not None
+
+    @cached_property
+    def trained(self) -> TrainLength:
+        """The trained length: as given, else as recorded by a conversion, else as the source tells it."""
+        if self.given_length is not None:
+            return TrainLength(self.given_length, "as given")
+        if self.provenance is not None and self.provenance.train_length is not None:
+            return TrainLength(self.provenance.train_length, "recorded when it was converted")
+        if self.converted and self.scaling.dynamic:
+            return TrainLength(self.scaling.train_length, "of the scaling that it was converted with")
+        return self._trained()
+
+    def resolve(self, request: Request) -> Scaling:
+        """The requested scaling; a ``UsageError`` if this model cannot have it."""
+        scaling = request.resolve(self.trained, self.name, self.defaults)
+        self.check_scaling(scaling)
+        return scaling
+
+    @property
+    def row_kinds(self) -> tuple[str, ...]:
+        """Which rows of ``keys.KEYS`` are for it."""
+        return ("any", self.positions, *([f"{self.positions} decoder"] if self.decoder else []))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What a conversion does with the tokenizer; from the Hub, its config is downloaded."""
+        return read_tokenizer(self.source, self.source_config, code=bool(self.templates))
+
+    @cached_property
+    def nested(self) -> Nested:
+        """Its files in subfolders; from the Hub, ``modules.json`` is downloaded."""
+        return nested_files(self.source)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The headers of its weights, which must be in the source's folder; a ``SourceError`` if damaged."""
+        try:
+            return read_checkpoint(self.folder, self.tied_tensors)
+        except SourceError:
+            self.source.check(self.source.weights())  # what is wrong with a download is its digest
+            raise
+
+    @cached_property
+    def stored(self) -> dict[str, Any]:
+        """What the tensors add to the config; empty for a Hub repository, whose weights are not here."""
+        if not (self.source.local and self.source.weights()):
+            return {}
+        return self.stored_in(self.folder, self.checkpoint, self.source_config)
+
+    def scan(self, file: str, remedy: str) -> Scan:
+        """Finds weights that are NaN or infinite in the bytes of a file; ``remedy`` ends its message."""
+        tensors = (tensor for tensor in self.checkpoint.tensors.values() if tensor.file == file)
+        return Scan(tensors, file, self.unread, remedy)

@@ -1,0 +1,160 @@
+"""Opens a checkpoint: a source, or what this tool wrote of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from converter.config import (
+    PROVENANCE,
+    SOURCE_CONFIG,
+    Config,
+    Provenance,
+    read_provenance,
+    without_implementation,
+)
+from converter.errors import UsageError
+from converter.families import Family, converted_family
+from converter.families.refusals import QUANTISED, check_family, check_merged, check_plain, check_source
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
+from converter.model.overrides import overridden
+from converter.model.rotary import RotaryModel
+from converter.rotary import settings
+from converter.rotary.settings import Rotary
+from converter.scaling.request import Request, ScalingOptions
+from converter.scaling.scaling import UNSCALED, read_scaling
+from converter.source.keys import check_adapter, settled
+from converter.source.open import open_source
+from converter.source.slopes_file import read_slopes_file
+from converter.source.source import CONFIG, Source
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class SourceOptions(TypedDict, total=False):
+    """Where a checkpoint is, and what its files do not say. All functions that open one take these."""
+
+    train_length: int | None
+    """Trained length in tokens, if the checkpoint is not a known one."""
+    overrides: Mapping[str, Any] | None
+    """Values for keys of the source's config.json that it lacks or has wrong. Dots in a key lead into objects
+    (``attn_config.alibi``); None removes a key. They cannot lift a refusal, and a converted repository must
+    have been made with the same values."""
+    subfolder: str | None
+    """Folder in the repository or local folder that holds the checkpoint, as in transformers."""
+    revision: str | None
+    """Branch, tag or commit of a Hub id."""
+    token: str | None
+    """Hub access token; HF_TOKEN or the saved login by default."""
+    cache_dir: str | Path | None
+    """Folder of the Hub cache, instead of the usual one."""
+
+
+class ModelOptions(ScalingOptions, SourceOptions, total=False):
+    """A checkpoint, and one scaling of it."""
+
+
+def open_model(model: str | Path, *, progress: bool = False, **options: Unpack[SourceOptions]) -> Model:
+    """Opens a checkpoint; of a Hub repository, only its config is downloaded.
+
+    Raises ``SourceError``, ``UnsupportedModel``, or ``UsageError`` for options that do not fit.
+    """
+    train_length, cache_dir = options.get("train_length"), options.get("cache_dir")
+    Request("none", train_length=train_length)
+    source = open_source(
+        str(model),
+        subfolder=options.get("subfolder"),
+        revision=options.get("revision"),
+        token=options.get("token"),
+        cache_dir=Path(cache_dir) if cache_dir else None,
+        progress=progress,
+    )
+    opened = read_model(source, train_length, options.get("overrides") or {})
+    settled(source, {CONFIG: opened.config}, opened.row_kinds)
+    return opened
+
+
+def read_model(
+    source: Source, train_length: int | None = None, overrides: Mapping[str, Any] | None = None
+) -> Model:
+    """The model that these files hold; raises as ``open_model``."""
+    config = written = source.config()
+    overrides = overrides or {}
+    scaling, provenance = UNSCALED, None
+    family = converted_family(config)
+    if family is not None or _rotary_record(config) is not None:
+        check_merged(source.name, source.files)
+        provenance = read_provenance(config) or Provenance(None, None, None)
+        _check_recorded(provenance, overrides)
+        check_plain(config)
+    else:
+        check_adapter(source)
+        config = overridden(without_implementation(config), overrides)
+        # transformers 4.57 only looks whether such a key is there.
+        config = {key: value for key, value in config.items() if key not in QUANTISED or value is not None}
+    found: Family | Rotary
+    if family is not None:
+        scaling = read_scaling(config.get("alibi_scaling"))
+        config = family.unconverted(without_implementation(config))
+        found = check_family(family, config)
+    elif (record := _rotary_record(config)) is not None:
+        # This config is the one that would be loaded, so it is checked, whatever its record says.
+        settings.check_code(config)
+        scaling = read_scaling(record.get("scaling"))
+        source_config = {**settings.respelled(config), **record[SOURCE_CONFIG]}
+        config = {key: value for key, value in source_config.items() if key != PROVENANCE}
+        found = settings.read(config)
+    else:
+        found = check_source(config)
+        if isinstance(found, Family) and found.own_scaling:
+            scaling = read_scaling(config.get("alibi_scaling"))
+    given: dict[str, Any] = {
+        "source": source,
+        "config": written,
+        "source_config": config,
+        "scaling": scaling,
+        "provenance": provenance,
+        "given_length": train_length,
+        "overrides": overrides,
+    }
+    model = (
+        RotaryModel(rotary=found, **given) if isinstance(found, Rotary) else AlibiModel(family=found, **given)
+    )
+    return model
+
+
+def _rotary_record(config: Config) -> Mapping[str, Any] | None:
+    """What a conversion recorded of a rotary model; None if this is none."""
+    provenance = read_provenance(config)
+    return None if provenance is None else provenance.rotary
+
+
+def open_with_request(
+    model: str | Path, *, progress: bool = False, **options: Unpack[ModelOptions]
+) -> tuple[Model, Request]:
+    """Opens a checkpoint as ``open_model`` does, and reads the scaling that is asked for."""
+    source = {name: value for name, value in options.items() if name in SourceOptions.__annotations__}
+    scaling: dict[str, Any] = {name: value for name, value in options.items() if name not in source}
+    for name in scaling.keys() - ScalingOptions.__annotations__.keys():
+        near = get_close_matches(name, ModelOptions.__annotations__, 1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"there is no option {name!r}{meant}")
+    if scaling.get("slopes") is not None:
+        scaling["slopes"] = read_slopes_file(scaling["slopes"])
+    request = Request(train_length=options.get("train_length"), **scaling)
+    return open_model(model, progress=progress, **cast("SourceOptions", source)), request
+
+
+def _check_recorded(provenance: Provenance, overrides: Mapping[str, Any]) -> None:
+    """Raises ``UsageError`` for values that a converted repository was not made with."""
+    recorded = provenance.overrides
+    for key, value in overrides.items():
+        if key not in recorded or recorded[key] != value:
+            raise UsageError(
+                f"`overrides` {key} is for the config of a source, and this repository is converted; drop "
+                "it, or convert the source with it"
+            )

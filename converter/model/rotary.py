@@ -1,0 +1,111 @@
+"""``RotaryModel``: its result has a new config.json, and all else stays the same."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry, Provenance
+from converter.model.model import Model
+from converter.model.words import Words, auto_class, task
+from converter.rotary import settings
+from converter.rotary.settings import Change, Rotary
+from converter.scaling.frequencies import Frequencies
+from converter.scaling.request import NTK, Defaults, TrainLength
+from converter.scaling.scaling import Scaling
+from converter.source.tokenizer import Tokenizer
+
+NOTES = """\
+It loads as its source does, with transformers' own class. The repository contains no code."""
+DYNAMIC_NOTES = """
+
+The base depends on the longest sequence of a batch, padding included. transformers keeps the largest base
+until a pass has fewer tokens than `max_position_embeddings`; scaling therefore starts at the length in that
+key. Cached keys keep the rotation they got when they were computed, so a text read in one pass and the same
+text continued from a cache give different numbers."""
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""Names of the language model's head; GPT-NeoX uses the second, up to transformers 4."""
+BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attention\.bias|masked_bias|(\w+_)?mask)$")
+"""Buffers that old checkpoints store and no version of a model reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryModel(Model):
+    """A checkpoint with rotary positions; members without a word are explained in ``Model``."""
+
+    rotary: Rotary
+
+    positions = "rotary"
+    kind = "rotary"
+    defaults: ClassVar[Defaults] = Defaults(None, NTK, settings.YARN_RAMP)
+    unread = BUFFERS
+
+    @property
+    def model_type(self) -> str:
+        return self.rotary.model.model_type
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.rotary.geometry
+
+    def _trained(self) -> TrainLength:
+        """``max_position_embeddings``, the trained length of most rotary models.
+
+        If a sliding window is shorter than that key, attention was never trained at such distances.
+        """
+        length, window = self.rotary.max_length, self.rotary.window
+        if length is None:
+            return TrainLength(None, f"not known: config.json has no {settings.LENGTH}")
+        if window is not None and window < length:
+            return TrainLength(
+                None,
+                f"not known: config.json has {settings.LENGTH} {length}, but its sliding_window lets "
+                f"attention see {window} tokens",
+            )
+        return TrainLength(length, f"config.json's {settings.LENGTH}")
+
+    def check_scaling(self, scaling: Scaling) -> None:
+        settings.check_scaling(self.rotary, scaling)
+
+    def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
+        del tokenizer, limit  # the tokenizer keeps its limit
+        source, train_length = self.source, self.trained.tokens
+        result = settings.scaled_config(self.source_config, self.rotary, scaling, train_length)
+        keys = [
+            key for key in {**self.source_config, **result} if self.source_config.get(key) != result.get(key)
+        ]
+        record = {
+            "scaling": scaling.to_json(),
+            SOURCE_CONFIG: {key: self.source_config.get(key) for key in keys},
+        }
+        origin = Provenance(source.root, source.commit, train_length, record, subfolder=source.subfolder)
+        return {**result, PROVENANCE: origin.to_json()}
+
+    @property
+    def tied_tensors(self) -> tuple[str, ...]:
+        ties = self.source_config.get("tie_word_embeddings", self.rotary.model.ties) is True
+        return HEADS if ties else ()
+
+    def stock(self, stored: Config) -> Frequencies:
+        return self.rotary.frequencies
+
+    def scaled(self, stock: Frequencies, scaling: Scaling, tokens: int, layer: int = 0) -> Frequencies:
+        return self.rotary.scaled(scaling, tokens)
+
+    def change(self, scaling: Scaling) -> Change:
+        return settings.change(self.rotary, scaling)
+
+    def words(self, scaling: Scaling, config: Config) -> Words:
+        how = f"scaled for longer contexts: {scaling}" if scaling.method != "none" else "not scaled at all"
+        length = f" (its trained length is {self.trained.origin})" if self.trained.tokens else ""
+        return Words(
+            kind="rotary",
+            scaled=f"rotary positions {how}; {self.change(scaling)}{length}",
+            differs="`config.json` differs",
+            notes=NOTES + DYNAMIC_NOTES * bool(scaling.dynamic),
+            auto_class=auto_class(config),
+            task=task(config),
+            tags=("rope", "ntk-rope"),
+            code=False,
+        )

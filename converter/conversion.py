@@ -18,10 +18,8 @@ from converter.result.card import PICTURE, describe, read_origin
 from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling
-from converter.source.checkpoint import Checkpoint
 from converter.source.hub import is_repo_id
 from converter.source.source import CARD
-from converter.weights import journal
 from converter.weights.files import Link
 from converter.weights.transfer import Dtype
 
@@ -55,8 +53,8 @@ class ConversionResult:
     files: Mapping[str, int | None]
     """File -> bytes. In a dry run, None where the size is not known, and for weights the source's size."""
     weights: Mapping[str, int]
-    """How weight files were written (copied, shared, hard-linked, not shared, converted, or kept from an
-    interrupted run) -> number of files; empty for a dry run."""
+    """How weight files were written (copied, shared, hard-linked, not shared or converted) -> number of
+    files; empty for a dry run."""
     config_changes: Mapping[str, tuple[Any, Any]]
     """Key of config.json -> (value in the source or None, value in the result or None)."""
     notes: Sequence[str]
@@ -91,7 +89,6 @@ class Conversion:
     place: Path
     """Where the result will be, absolute."""
     overwrite: bool
-    resume: bool
     verify: bool
     started: float
 
@@ -109,7 +106,7 @@ class Conversion:
         source = plan.model.source
         if not place.parent.is_dir():
             place.parent.mkdir(parents=True, exist_ok=True)
-        plan.check_download(place, resume=self.resume)
+        plan.check_download(place)
         source.fetch(plan.wanted)
         plan.check_vocabularies()
 
@@ -117,15 +114,15 @@ class Conversion:
             needed += plan.other_bytes() + reserve
             check_space(place.parent, needed, "the result needs", "change `out`")
 
-        with staged(place, overwrite=self.overwrite, resume=self.resume) as folder:
+        with staged(place, overwrite=self.overwrite) as folder:
             written = write(plan, folder, space=check_disk, progress=progress)
             checks: Sequence[Check] = ()
             if self.verify:
                 from converter.verification import verify as check
 
-                checks = check(written.model, plan.model.config, source.folder, progress=progress)
+                checks = check(written.model, plan.model.source_config, source.folder, progress=progress)
             _write_card(plan, written, checks, f"./{place.name}")
-            files = _list_files(folder, written.model.checkpoint)
+            files = _list_files(folder, written)
         return self._result(files, written, checks)
 
     def _result(
@@ -164,7 +161,6 @@ def prepare(
     max_length: int | None = None,
     dtype: Dtype | None = None,
     link: Link | None = None,
-    resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
     verify: bool = True,
@@ -191,7 +187,7 @@ def prepare(
         max_length=max_length,
         verify=verify,
     )
-    return Conversion(plan, place, overwrite, resume, verify, started)
+    return Conversion(plan, place, overwrite, verify, started)
 
 
 def convert(
@@ -202,7 +198,6 @@ def convert(
     max_length: int | None = None,
     dtype: Dtype | None = None,
     link: Link | None = None,
-    resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
     verify: bool = True,
@@ -225,7 +220,6 @@ def convert(
         link: ``reflink``: share the weights' disk blocks with the source if the file system can, else
             copy them. ``hard``: fall back to hard links; editing one file then edits both. ``symbolic``:
             symbolic links to the source, for a result that is not kept.
-        resume: keep the weight files that an interrupted run to the same ``out`` has finished.
         overwrite: replace ``out`` once the new folder is complete.
         dry_run: write nothing, and return what would be written.
         verify: run the result and check it before it is renamed.
@@ -247,7 +241,6 @@ def convert(
         max_length=max_length,
         dtype=dtype,
         link=link,
-        resume=resume,
         overwrite=overwrite,
         dry_run=dry_run,
         verify=verify,
@@ -283,12 +276,11 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
     (repository.folder / CARD).write_text(text, encoding="utf-8")
 
 
-def _list_files(folder: Path, checkpoint: Checkpoint) -> dict[str, int | None]:
+def _list_files(folder: Path, written: Written) -> dict[str, int | None]:
     """Writes the manifest of a finished repository; returns all files and their sizes in bytes."""
-    digests = {name: entry.sha256 for name, entry in journal.entries(folder).items()}
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    names = [name for name in names if name != journal.JOURNAL]
-    manifest.write(folder, names, {name: digests.get(name) for name in checkpoint.files})
+    weights = written.model.checkpoint.files
+    manifest.write(folder, names, {name: written.digests.get(name) for name in weights})
     return {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
 
 

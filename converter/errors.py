@@ -17,10 +17,6 @@ class SourceError(ConverterError):
     """The source is missing, unreadable, truncated or inconsistent."""
 
 
-class Unfinished(SourceError):
-    """The source changed meanwhile, or a process was killed: another attempt may succeed."""
-
-
 class UnsupportedModel(ConverterError):
     """The source can be read, but this tool cannot scale its positions."""
 

@@ -104,15 +104,15 @@ class Plan:
         """Bytes reserved for everything but the weights."""
         return SMALL + sum(size or 0 for size in self.copied.values())
 
-    def check_download(self, place: Path, *, resume: bool) -> None:
+    def check_download(self, place: Path) -> None:
         """Checks that the Hub cache has room for the missing files, and for a result on the same disk."""
         source = self.model.source
         lacking = bytes_to_download(source, self.wanted)
         if lacking:
             if source.folder.stat().st_dev == place.parent.stat().st_dev:
                 lacking += self.other_bytes()
-                # With `resume` or a link the result may need less; ``transfer`` checks it exactly.
-                lacking += 0 if resume or self.order.link else self.result_bytes()
+                # With a link the result may need less; ``transfer`` checks it exactly.
+                lacking += 0 if self.order.link else self.result_bytes()
             remedy = "choose another `cache_dir` or `out`"
             check_space(source.folder, lacking, "download and result need", remedy)
 
@@ -247,6 +247,8 @@ class Written:
     model: Model
     weights: Mapping[str, int]
     """How weight files were written -> number of files; see ``ConversionResult.weights``."""
+    digests: Mapping[str, str]
+    """Weight file -> its SHA-256, as far as it is known from writing."""
 
 
 def write(
@@ -254,11 +256,13 @@ def write(
 ) -> Written:
     """Writes a converted repository without its card, its manifest and its graph.
 
-    ``folder`` is empty or has the files that an interrupted run left. ``space`` is called with the number of
-    bytes that the weights will take, before they are written.
+    ``folder`` is empty. ``space`` is called with the number of bytes that the weights will take, before they
+    are written.
     """
     model, source = plan.model, plan.model.source
-    how = transfer(model.checkpoint, source.folder, folder, plan.order, space=space, progress=progress)
+    how, digests = transfer(
+        model.checkpoint, source.folder, folder, plan.order, space=space, progress=progress
+    )
     checkpoint, asked = read_checkpoint(folder), plan.asked_dtype
     if asked is not None and _dtypes(checkpoint, model.exact_tensors) != {STORED[asked]}:
         # Before the download, only the Hub says which dtypes there are.
@@ -271,4 +275,4 @@ def write(
     written = read_model(open_folder(folder))
     if written.scaling != plan.scaling:
         raise VerificationError(f"config.json has the scaling {written.scaling}, not {plan.scaling}")
-    return Written(written, how)
+    return Written(written, how, digests)

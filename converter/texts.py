@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,9 +22,6 @@ from converter.verification.patched import Patched, templates
 BLOCK = 1 << 16
 """Characters that are tokenised at once."""
 PACKED = ".gz"
-FASTA = (".fa", ".fasta", ".fna", ".fas")
-SEQUENCE = re.compile(r"[A-Za-z*-]*")
-"""IUPAC's letters, gaps and stops."""
 MOST_UNKNOWN = 0.25
 """Of the tokens. Proteins are unknown to a model of DNA, and so are the stretches of N in a genome."""
 
@@ -69,9 +65,9 @@ def quiet() -> Iterator[None]:
 def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int) -> NDArray[np.int64]:
     """The first windows of some UTF-8 files, read as one text: token ids, int64 [at most count, length].
 
-    Files are packed with gzip if their names end in ``PACKED``; those whose names, without that, end in one
-    of ``FASTA`` have sequences. No special tokens are added. Raises ``UsageError`` for a file that cannot be
-    read, text too short for one window, or text of which the tokenizer does not know too much.
+    Files are packed with gzip if their names end in ``PACKED``. No special tokens are added. Raises
+    ``UsageError`` for a file that cannot be read, text too short for one window, or text of which the
+    tokenizer does not know too much.
     """
     tokens: list[int] = []
     for block in _blocks(files):
@@ -96,11 +92,10 @@ def _blocks(files: Sequence[Path]) -> Iterator[str]:
     """The text of all files in blocks."""
     for path in files:
         packed = path.suffix.lower() == PACKED
-        fasta = (path.with_suffix("") if packed else path).suffix.lower() in FASTA
         try:
             # Text that begins with a byte order mark is UTF-8 too.
             with (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig") as file:
-                yield from _sequences(path, file, BLOCK) if fasta else _words(file)
+                yield from _words(file)
         except UnicodeDecodeError as error:
             raise UsageError(f"`text` {path} is not UTF-8 text ({error.reason})") from error
         except (OSError, EOFError, zlib.error) as error:  # the last two of a damaged gzip file
@@ -116,26 +111,3 @@ def _words(file: TextIO) -> Iterator[str]:
         yield head
         rest = space + tail
     yield rest
-
-
-def _sequences(path: Path, lines: Iterable[str], size: int) -> Iterator[str]:
-    """The sequences in upper case, without headers, which begin with ``>``; the lines of each are joined.
-
-    A sequence is cut after about ``size`` characters. Raises ``UsageError`` that names the line.
-    """
-    joined: list[str] = []
-    letters, started = 0, False
-    for number, line in enumerate(lines, start=1):
-        line = line.strip()
-        header = line.startswith(">")
-        if line and not header and not (started and SEQUENCE.fullmatch(line)):
-            found = "characters that no sequence has" if started else "no header (>) before it"
-            raise UsageError(f"`text` {path} is not FASTA: line {number} has {found}")
-        if joined and (header or letters >= size):
-            yield "".join(joined)
-            joined, letters = [], 0
-        started = started or header
-        if not header:
-            joined.append(line.upper())
-            letters += len(line)
-    yield "".join(joined)

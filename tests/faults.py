@@ -34,7 +34,6 @@ WORK = ".onnx.ntk-convert-"
 KINDS: dict[str, tuple[str, ...]] = {
     "copy": LIGHT,
     "overwrite": (*LIGHT, "--overwrite"),
-    "resume": (*LIGHT, "--resume"),
     "hard links": (*LIGHT, "--hard-link"),
     "another dtype": (*LIGHT, "--dtype", "bf16"),
     "verified": (),
@@ -72,16 +71,8 @@ class Trial:
     def __post_init__(self) -> None:
         self.work, self.out = self.home / "work", self.home / "work/out"
         self.source, self.pristine = self.work / "source", self.home / "pristine"
-        self.unfinished: Path | None = None
         self.work.mkdir()
         tiny.FACTORIES["bloom"](self.pristine, sharded=self.kind != "a graph")
-        if self.kind == "resume":
-            self.reset()
-            at = next(n for n, line in enumerate(self.events(), 1) if line.endswith(SHARD))
-            self.reset()
-            self.run(at=at, fault="SIGKILL")
-            (left,) = self.leftovers()
-            self.unfinished = left.rename(self.home / left.name)
         self.converted: dict[str, str] = {}
         if self.kind == "a graph":
             self.kind, kind = "copy", self.kind
@@ -93,15 +84,13 @@ class Trial:
         self.complete = contents(self.out)
 
     def reset(self) -> None:
-        """Removes what runs left, and makes what the kind needs: an older folder, a leftover."""
+        """Removes what runs left, and makes what the kind needs: an older folder."""
         shutil.rmtree(self.work)
         shutil.copytree(self.pristine, self.source)
         if self.kind == "overwrite":
             self.out.mkdir()
             for name, text in OLD.items():
                 (self.out / name).write_text(text)
-        if self.unfinished is not None:
-            shutil.copytree(self.unfinished, self.work / self.unfinished.name)
 
     def start(self, *more: str, log: str | None = None, at: int = 0, fault: str = "") -> Any:
         """Starts one run."""
@@ -143,12 +132,11 @@ class Trial:
         wrong = list(self.after(code, err, before, fault))
         if not fault.startswith("source") and fingerprint(self.source) != source:
             wrong.append("the source was changed")
-        # Files that the journal calls finished are kept, and are right.
         again = ["--overwrite"] * (self.out.exists() and self.kind != "overwrite")
         if fault.startswith("source"):
             shutil.rmtree(self.source)
             shutil.copytree(self.pristine, self.source)
-        code, err = self.run(*again, *["--resume"] * (at % 2 and self.kind != "hard links"))
+        code, err = self.run(*again)
         if code or contents(self.out) != self.complete or self.leftovers():
             wrong.append(f"the next run ended with {code}: {err.strip()} {self.leftovers()}")
         self.note(fault, at, wrong)
@@ -186,10 +174,8 @@ class Trial:
             yield f"not interrupted, but {code} and {err!r}"
         if code > 0 and "nothing was written" in err and now != before and not moved:
             yield "it says that nothing was written, and out is new"
-        if code >= 0 and left and not hopeless and "--resume" not in err:
-            yield f"left beside out without saying so: {left}"
-        if code > 0 and "--resume" in err and not left:
-            yield "it mentions --resume, but there is nothing to resume"
+        if code >= 0 and left and not hopeless:
+            yield f"left beside out: {left}"
 
 
 def one_line(err: str) -> bool:

@@ -24,8 +24,7 @@ from converter.evaluation.losses import by_position, masked_positions, pieces, w
 from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.runner import choose, losses
 from converter.evaluation.subject import open_subject
-from converter.evaluation.tasks import make_task
-from converter.evaluation.tasks.beir import Beir, Neighbours
+from converter.evaluation.tasks.beir import Beir
 from converter.evaluation.tasks.scores import CUTOFF, ndcg
 from converter.evaluation.tasks.task import Collection
 from converter.evaluation.tune import tune
@@ -117,11 +116,9 @@ def test_a_part_of_a_collection_keeps_what_is_relevant() -> None:
         documents=[(document,) for document in range(40)],
         relevant=[{query: 1, 39 - query: 2} for query in range(10)],
         left_out=[query + 1 for query in range(10)],
-        depths=[query / 10 for query in range(10)],
     )
     part = whole[2:5]
     assert list(part.queries) == [(2,), (3,), (4,)]
-    assert list(part.depths) == [0.2, 0.3, 0.4]
     for row, grades in enumerate(part.relevant):
         assert {part.documents[place][0]: grade for place, grade in grades.items()} == whole.relevant[row + 2]
     assert [None if each is None else part.documents[each][0] for each in part.left_out] == [3, 4, None]
@@ -225,33 +222,6 @@ def test_a_folder_of_beir_gets_the_ndcg_of_the_reference_s_vectors(tmp_path: Pat
     assert measured.comparison is not None
 
 
-@pytest.mark.parametrize("name", ["longembed_passkey", "longembed_needle"])
-def test_documents_fill_their_length_and_one_holds_the_answer(name: str, source: Path) -> None:
-    with open_subject(source, CPU, train_length=TRAINED) as subject:
-        # Every character is a token, so that what the documents say can be read.
-        def tokenizer(texts: list[str], **_: Any) -> dict[str, Any]:
-            return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
-
-        task = make_task(name)
-        found = task.items(tokenizer, [400, 2000], 12, 0)
-        assert task.items(tokenizer, [400], 12, 0)[400] == found[400]
-        assert task.items(tokenizer, [400], 12, 1)[400] != found[400]
-        assert len(task.items(subject.tokenizer, [64], 3, 0)[64].documents) == 6
-    for length, texts in found.items():
-        assert (len(texts.queries), len(texts.documents)) == (12, 24)
-        assert all(0.95 * length < len(document) <= length for document in texts.documents)
-        assert len(set(texts.documents)) == 24
-        asked = ["".join(map(chr, query)) for query in texts.queries]
-        assert len(set(asked)) == 12
-        if name == "longembed_passkey":
-            written = ["".join(map(chr, document)) for document in texts.documents]
-            for row, query in enumerate(asked):
-                person = query.removeprefix("What is the passkey of ").removesuffix("?")
-                assert [place for place, text in enumerate(written) if person in text] == [row]
-    with pytest.raises(UsageError, match=f"{name} does not fit into 5 tokens"):
-        task.items(tokenizer, [5], 2, 0)
-
-
 # Masked tokens
 
 
@@ -303,31 +273,10 @@ class Letters:
         return {"input_ids": [ord(letter) for letter in text]}
 
 
-def test_the_sequences_of_a_fasta_file(tmp_path: Path) -> None:
-    path, packed = tmp_path / "genome.fa", tmp_path / "genome.fa.gz"
-    path.write_text(">one | first\nacgt\nACGN\n\n>two\nTT\n>three\n>four\nG-A*\n")
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    for file in (path, packed):
-        [window] = read_windows(Letters(), [file], 14, 9)
-        assert "".join(map(chr, window)) == "ACGTACGNTTG-A*"
-    path.write_text(f">one\nNN{'ACGT' * 3}\n")
-    assert read_windows(Letters(), [path], 8, 1).shape == (1, 8)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("genome.fa", b"ACGT\n", "line 1 has no header"),
-        (
-            "genome.fa",
-            b">one\nACGT\nplain text, not a sequence\n",
-            "line 3 has characters that no sequence has",
-        ),
-        (
-            "genome.fa",
-            b">one\nNNNACGTACGTACGT\n",
-            "38 % of the tokens are N, which means unknown; give text of",
-        ),
+        ("genome", b"NNNACGTACGTACGT", "38 % of the tokens are N, which means unknown; give text of"),
         ("text.gz", b"plain text", "cannot be read: Not a gzipped file"),
         ("text.gz", gzip.compress(b"text " * 99, mtime=0)[:-9], "cannot be read: Compressed file ended"),
         ("text.gz", gzip.compress(b"\xff", mtime=0), "is not UTF-8 text"),
@@ -337,24 +286,6 @@ def test_texts_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, me
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read_windows(Letters(), [tmp_path / name], 8 if b"NNN" in content else 2, 1)
-
-
-# Neighbours
-
-
-def test_an_index_stays_valid_up_to_the_trained_length(source: Path, tmp_path: Path, run: RunCli) -> None:
-    path = beir(tmp_path / "beir") / "corpus.jsonl"
-    options = ("--train-length", TRAINED, "--neighbours", path, "--json")
-    scalings = ("--methods", "none,ntk", "--scales", "8", "--dynamic", "length")
-    done = run("eval", source, *options, *scalings)
-    assert done.code == 0, done.err
-    found = {(each["scaling"][:9], each["length"]): each["value"] for each in done.json["measurements"]}
-    none, static, dynamic = dict.fromkeys(scaling for scaling, _ in found)
-    assert {length for _, length in found} == {TRAINED, 2 * TRAINED, 4 * TRAINED}
-    assert found[none, TRAINED] == found[none, 2 * TRAINED] == found[dynamic, TRAINED] == 1.0
-    assert 0.1 < found[static, TRAINED] < 1.0
-    assert 0.1 < found[dynamic, 2 * TRAINED] < 1.0
-    assert Neighbours(()).score([4, 2, 9], {2: 1, 9: 1, 7: 1, 8: 1}) == 0.5
 
 
 # The commands
@@ -375,15 +306,6 @@ def test_what_is_given_is_measured(source: Path, tmp_path: Path, run: RunCli) ->
     assert {each["task"] for each in ranked} == {"beir"}
 
 
-def test_without_anything_given_the_tasks_that_the_tokenizer_reads_are_measured(
-    source: Path, run: RunCli
-) -> None:
-    edit_json(source / "tokenizer_config.json", {"unk_token": None})
-    done = run("eval", source, "--lengths", 48, "--items", 2, "--train-length", TRAINED, "--json")
-    assert done.code == 0, done.err
-    assert [each["task"] for each in done.json["measurements"]] == ["longembed_passkey", "longembed_needle"]
-
-
 def test_tune_of_an_encoder(source: Path, tmp_path: Path) -> None:
     task = Beir.read(beir(tmp_path / "beir"))
     text = text_file(tmp_path / "text")
@@ -402,10 +324,10 @@ def test_embeddings_need_no_head(source: Path, tmp_path: Path) -> None:
     bare = tiny.ENCODERS["jina_bert"](tmp_path / "bare", 4, head="Model")
     # As Jina's own repositories: the config names a head that is not stored.
     edit_json(bare / "config.json", {"architectures": ["JinaBertForMaskedLM"]})
-    task = make_task("longembed_needle")
+    task = Beir.read(beir(tmp_path / "beir"))
     for folder in (bare, source):
-        results = evaluate([folder], tasks=[task], lengths=[48], items=2, train_length=TRAINED)
-        assert [each.items for each in results.measurements] == [2]
+        results = evaluate([folder], tasks=[task], lengths=[48], train_length=TRAINED)
+        assert [each.items for each in results.measurements] == [8]
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,7 @@ def word_level(vocabulary: Sequence[str] = (), *, closed: bool = True) -> Any:
 
 BYTES, CLOSED = byte_level(), word_level()
 TOKENIZERS = pytest.mark.parametrize("tokenizer", [BYTES, CLOSED], ids=["bytes", "closed words"])
-GENERATED = pytest.mark.parametrize("name", [name for name in tasks.GENERATED if name not in tasks.EMBEDDED])
-"""Those for causal language models, whose answers are numbers; tests/test_embeddings.py has the others."""
+GENERATED = pytest.mark.parametrize("name", tasks.GENERATED)
 
 
 def written(folder: Path, *records: object, name: str = "cases.jsonl") -> Path:

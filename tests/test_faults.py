@@ -13,7 +13,7 @@ from tests.faults import FAULTS, KINDS, Trial, contents, scattered
 
 PUBLISHING = 12
 """Events at the end of a run that put its folder in place."""
-QUICK = ("copy", "overwrite", "resume")
+QUICK = ("copy", "overwrite")
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc"),

@@ -24,6 +24,7 @@ from converter.evaluation.held_out import Judged, check_gain, judged
 from converter.evaluation.losses import masked_positions
 from converter.evaluation.statistics import fewest_shown, items_to_show
 from converter.evaluation.tasks import make_task
+from converter.evaluation.tasks.beir import Beir
 from converter.fitting import descent
 from converter.fitting.descent import Descent, descend
 from converter.fitting.samples import Answered, Prompts, Windows, answers, masked_tokens, next_tokens
@@ -488,7 +489,7 @@ def test_an_encoder_is_fitted_to_masked_tokens(
     with pytest.raises(UsageError, match="is an encoder and gives no answers"):
         fit(source, TARGET, prompts=[make_task("passkey")], **options)
     with pytest.raises(UsageError, match="takes tasks whose answers are text"):
-        fit(source, TARGET, prompts=[make_task("longembed_passkey")], **options)
+        fit(source, TARGET, prompts=[Beir({}, {}, {})], **options)
 
 
 # --- refusals

@@ -1,4 +1,4 @@
-"""Transfer of weights: linked, in another dtype, in processes of their own, and resumed after a stop."""
+"""Transfer of weights: linked, in another dtype, several files at once, and ``.bin`` files in processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from converter import convert
-from converter.errors import ConverterError, OutputError, SourceError, Unfinished
+from converter.errors import ConverterError, SourceError
 from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, read_header
-from converter.weights import files, journal, worker
+from converter.weights import files, worker
 from converter.weights import transfer as transfer_module
 from converter.weights.files import link_file
-from converter.weights.journal import JOURNAL
 from converter.weights.transfer import Order, transfer
-from converter.weights.worker import START, Job
+from converter.weights.worker import START, rewrite_apart
 from tests import tiny
-from tests.conftest import Run, fingerprint
+from tests.conftest import Run, fingerprint, in_this_process
 
 ROOT = Path(__file__).parent.parent
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -50,16 +48,6 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def staging_folders(parent: Path) -> list[Path]:
-    return list(parent.glob(".out.ntk-convert-*"))
-
-
-def in_this_process(jobs: Sequence[Job], *_: object) -> None:
-    """In place of ``worker.run``: a process for each of so many files would take minutes."""
-    for job in jobs:
-        job.do()
 
 
 # Sharing bytes
@@ -156,13 +144,13 @@ def test_a_file_that_changed_is_not_shared(
 def test_weights_are_rounded_to_nearest(
     tmp_path: Path, stored: torch.dtype, wanted: Any, fmt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "run", in_this_process)
+    monkeypatch.setattr(worker, "rewrite_apart", in_this_process)
     source, out = tmp_path / "source", tmp_path / "out"
     tiny.FACTORIES["bloom"](source, dtype=stored, fmt=fmt, sharded=True)
     out.mkdir()
     needed: list[int] = []
     order = Order(dtype=wanted, tied=["lm_head.weight"])
-    how = transfer(read_checkpoint(source), source, out, order, space=needed.append)
+    how, _ = transfer(read_checkpoint(source), source, out, order, space=needed.append)
     assert how.keys() == {"converted"}
     before, after = tensors(source), tensors(out)
     before.pop("lm_head.weight", None)  # tied
@@ -193,7 +181,6 @@ def test_only_floating_point_changes_and_what_is_kept_stays(
 ) -> None:
     """In blocks of 16 bytes, too."""
     monkeypatch.setattr("converter.weights.rewrite.BLOCK", 16)
-    monkeypatch.setattr(worker, "run", in_this_process)
     state = {
         "weight": torch.tensor([[0.1, 1e-8, -65504.0, float("inf"), float("-inf")]]),
         "wide": torch.tensor([1 / 3], dtype=torch.float64),
@@ -205,7 +192,7 @@ def test_only_floating_point_changes_and_what_is_kept_stays(
     }
     source, out = one_file(tmp_path / "source", state), tmp_path / "out"
     out.mkdir()
-    transfer(read_checkpoint(source), source, out, Order(dtype="fp16", keep=["slopes"]))
+    _, digests = transfer(read_checkpoint(source), source, out, Order(dtype="fp16", keep=["slopes"]))
     made = load_file(out / "model.safetensors")
     assert {name: tensor.dtype for name, tensor in made.items()} == {
         **dict.fromkeys(("weight", "wide", "scalar", "none"), torch.float16),
@@ -219,8 +206,7 @@ def test_only_floating_point_changes_and_what_is_kept_stays(
     assert {name: tuple(tensor.shape) for name, tensor in made.items()} == {
         name: tuple(tensor.shape) for name, tensor in state.items()
     }
-    digest = journal.entries(out)["model.safetensors"].sha256
-    assert digest == files.sha256(out / "model.safetensors")
+    assert digests == {"model.safetensors": files.sha256(out / "model.safetensors")}
     for tensor in read_header(out / "model.safetensors").values():
         assert tensor.offset % ITEM_BYTES[tensor.dtype] == 0
 
@@ -296,12 +282,12 @@ def test_a_dtype_that_the_weights_have_is_no_conversion(
     assert not (tmp_path / "no").exists()
 
 
-# The worker processes
+# Several files at once
 
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even small files are worth a process each."""
+    """Even small files are made several at once."""
     monkeypatch.setattr(transfer_module, "LEAST", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
 
@@ -319,16 +305,16 @@ def sharded(folder: Path, count: int, size: int = 1000) -> Path:
 
 
 @pytest.mark.usefixtures("many")
-def test_many_files_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("dtype", [None, "bf16"])
+def test_many_files_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str], dtype: Any) -> None:
     source, out = sharded(tmp_path / "source", 12), tmp_path / "out"
     out.mkdir()
-    assert transfer(read_checkpoint(source), source, out, progress=True) == {"copied": 12}
-    assert "copying weights" in capfd.readouterr().err
-    assert all((out / path.name).read_bytes() == path.read_bytes() for path in source.iterdir())
-    digests = {name: entry.sha256 for name, entry in journal.finished(out).items()}
-    assert digests == {path.name: files.sha256(path) for path in source.glob("*.safetensors")}
-    (out / JOURNAL).unlink()
-    assert len(list(out.iterdir())) == 13
+    how, digests = transfer(read_checkpoint(source), source, out, Order(dtype=dtype), progress=True)
+    assert how == {"converted" if dtype else "copied": 12}
+    assert ("converting weights" if dtype else "copying weights") in capfd.readouterr().err
+    assert dtype or all((out / path.name).read_bytes() == path.read_bytes() for path in source.iterdir())
+    assert digests == {path.name: files.sha256(path) for path in out.glob("*.safetensors")}
+    assert names(out) == names(source)
 
 
 @pytest.mark.usefixtures("many")
@@ -339,11 +325,36 @@ def test_one_failure_stops_all(tmp_path: Path) -> None:
     os.truncate(source / "model-00003-of-00200.safetensors", 900)
     with pytest.raises(SourceError, match=r"model-00003-of-00200\.safetensors changed while it"):
         transfer(checkpoint, source, out)
-    assert not (out / "model-00003-of-00200.safetensors").exists()
+    assert len(names(out)) < 200
 
 
-def job(source: Path, target: Path, **options: Any) -> Job:
-    return Job(str(source), str(target), source.stat().st_size, "", rewrite=True, **options)
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("endless", ["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"])
+def test_an_interruption_ends_files_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endless: str
+) -> None:
+    """One file is copied for ever; Ctrl-C reaches the thread that waits, and the others see it."""
+    source, out = sharded(tmp_path / "source", 3), tmp_path / "out"
+    out.mkdir()
+    copy = transfer_module.copy_file
+
+    def copy_for_ever(path: Path, target: Path, size: int, look: Callable[..., object]) -> str:
+        while path.name == endless:
+            look(memoryview(b"more"))
+            time.sleep(0.01)
+        return copy(path, target, size, look)
+
+    def interrupted(_: object) -> Any:
+        yield from ()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transfer_module, "copy_file", copy_for_ever)
+    monkeypatch.setattr(transfer_module, "as_completed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        transfer(read_checkpoint(source), source, out)
+
+
+# The process that reads a .bin file
 
 
 class Hungry:
@@ -353,16 +364,14 @@ class Hungry:
         return bytearray, (10**13,)
 
 
-def hungry(job: Job) -> int:
-    torch.save({"a": Hungry()}, job.source)
-    return Path(job.source).stat().st_size
+PLAIN = {"dtype": None, "keep": [], "expected": [], "tied": [], "unread": None}
 
 
 @pytest.fixture
-def simple(tmp_path: Path) -> Job:
+def simple(tmp_path: Path) -> Path:
     """A small file to convert."""
     torch.save({"a": torch.ones(2)}, tmp_path / "a.bin")
-    return job(tmp_path / "a.bin", tmp_path / "a")
+    return tmp_path / "a.bin"
 
 
 @pytest.fixture
@@ -379,42 +388,57 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return processes
 
 
+def damaged(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda job, _: Path(job.source).write_bytes(b"no"), SourceError, r"a\.bin changed while"),
-        (lambda job, _: os.truncate(job.source, job.size - 1), SourceError, r"a\.bin changed while"),
-        (lambda job, _: Path(job.source).write_bytes(bytes(job.size)), SourceError, r"a\.bin is damaged"),
-        (lambda job, folder: {"target": str(folder / "none/a")}, OSError, "No such file or directory"),
-        (lambda job, _: {"expected": ["b"]}, SourceError, "lists the tensor 'b', but a.bin does not have"),
-        (lambda job, _: {"dtype": "no dtype"}, RuntimeError, "^KeyError: 'no dtype'$"),
-        (lambda job, _: {"size": hungry(job)}, SourceError, "a.bin takes far more memory than its size"),
+        (damaged, SourceError, r"a\.bin is damaged"),
+        ({"target": "none/a"}, OSError, "No such file or directory"),
+        ({"expected": ["b"]}, SourceError, "lists the tensor 'b', but a.bin does not have"),
+        ({"dtype": "no dtype"}, RuntimeError, "^KeyError: 'no dtype'$"),
+        (lambda path: torch.save({"a": Hungry()}, path), SourceError, "a.bin takes far more memory than its"),
     ],
 )
-def test_errors_of_a_worker_are_those_of_the_run(
-    tmp_path: Path, simple: Job, change: Callable[..., Any], error: type[Exception], message: str
+def test_errors_of_the_process_are_those_of_the_run(
+    tmp_path: Path, simple: Path, change: Any, error: type[Exception], message: str
 ) -> None:
-    made = change(simple, tmp_path)
+    given: dict[str, Any] = {"target": "a", **(change if isinstance(change, dict) else {})}
+    if callable(change):
+        change(simple)
     with pytest.raises(error, match=message) as raised:
-        worker.run([replace(simple, **made) if isinstance(made, dict) else simple], 1)
+        rewrite_apart(simple, tmp_path / given.pop("target"), {**PLAIN, **given}, bool)
     assert not isinstance(raised.value, OSError) or raised.value.errno == errno.ENOENT
     assert not isinstance(raised.value, RuntimeError) or "Traceback" in str(raised.value.__cause__)
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"no"), lambda path: os.truncate(path, 99)])
+def test_a_bin_file_of_another_size(
+    make_source: Callable[..., Path], tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    source, out = make_source("bloom", fmt="bin"), tmp_path / "out"
+    out.mkdir()
+    checkpoint = read_checkpoint(source)
+    change(source / "pytorch_model.bin")
+    with pytest.raises(SourceError, match=r"pytorch_model\.bin changed while it was read"):
+        transfer(checkpoint, source, out)
+
+
 @pytest.mark.parametrize("dtype", [None, "BF16"])
 def test_a_file_that_kills_its_reader(tmp_path: Path, dtype: str | None) -> None:
     """A mapped file is cut off while it is read: the system kills the process that reads past its end."""
-    path = tmp_path / "a.bin"
+    path, target = tmp_path / "a.bin", tmp_path / "a"
     torch.save({"a": torch.ones(64 << 20)}, path)
-    made = job(path, tmp_path / "a", dtype=dtype)
 
     def cut() -> None:
-        if made.part.exists():
+        if target.exists():
             os.truncate(path, 1 << 20)
 
-    with pytest.raises(SourceError, match=r"a\.bin (was cut off|changed) while it was read; try again"):
-        worker.run([made], 1, cut)
+    with pytest.raises(SourceError, match=r"a\.bin was cut off while it was read; try again"):
+        rewrite_apart(path, target, {**PLAIN, "dtype": dtype}, cut)
 
 
 @pytest.mark.parametrize(
@@ -423,35 +447,31 @@ def test_a_file_that_kills_its_reader(tmp_path: Path, dtype: str | None) -> None
         (signal.SIGKILL, SourceError, "the process that rewrote pipe.bin was killed, perhaps for lack of"),
         (signal.SIGBUS, SourceError, "pipe.bin was cut off while it was read"),
         (signal.SIGSEGV, SourceError, "pipe.bin is damaged: the process that read it ended with code -11"),
-        (None, KeyboardInterrupt, ""),
+        (None, KeyboardInterrupt, None),
     ],
 )
-def test_a_run_that_is_stopped_ends_its_workers(
-    tmp_path: Path, simple: Job, started: list[Any], sent: Any, error: type[BaseException], message: str
+def test_a_run_that_is_stopped_ends_the_process(
+    tmp_path: Path, started: list[Any], sent: Any, error: type[BaseException], message: str | None
 ) -> None:
-    """One worker is done; the other waits until it is killed, since nobody writes to its pipe."""
+    """It waits until it is killed, since nobody writes to its pipe."""
     os.mkfifo(tmp_path / "pipe.bin")
-    endless = job(tmp_path / "pipe.bin", tmp_path / "never")
 
     def stop() -> None:
-        if Path(simple.target).exists():
-            if sent is None:
-                raise KeyboardInterrupt
-            started[0].send_signal(sent)
+        if sent is None:
+            raise KeyboardInterrupt
+        started[0].send_signal(sent)
 
     with pytest.raises(error, match=message):
-        worker.run([endless, simple], 2, stop)
+        rewrite_apart(tmp_path / "pipe.bin", tmp_path / "never", PLAIN, stop)
     assert None not in [process.poll() for process in started]
 
 
-def test_a_worker_ends_with_its_run(tmp_path: Path) -> None:
-    """Even when the run is killed, or ended before the worker began."""
+def test_the_process_ends_with_its_run(tmp_path: Path) -> None:
+    """Even when the run is killed, or ended before the process began."""
     os.mkfifo(tmp_path / "pipe.bin")
-    endless = job(tmp_path / "pipe.bin", tmp_path / "never")
     code = (
-        "import os, subprocess, sys; from converter.weights import worker\n"
-        f"made = worker.{endless!r}\n"
-        "worker.run([made], 1, lambda: None)"
+        "from pathlib import Path; from converter.weights.worker import rewrite_apart\n"
+        f"rewrite_apart(Path({str(tmp_path / 'pipe.bin')!r}), Path('never'), {PLAIN!r}, bool)"
     )
     run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
@@ -491,12 +511,12 @@ def alive(pid: int) -> bool:
 )
 @pytest.mark.usefixtures("fresh_workers")
 def test_a_worker_that_cannot_be_started(
-    monkeypatch: pytest.MonkeyPatch, simple: Job, program: str | None, reason: str
+    monkeypatch: pytest.MonkeyPatch, simple: Path, program: str | None, reason: str
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", program)
         with pytest.raises(ConverterError, match=reason) as error:
-            worker.run([simple], 1)
+            rewrite_apart(simple, simple.with_name("a"), PLAIN, bool)
     assert not isinstance(error.value, SourceError)  # the file is not to blame
     assert str(error.value).startswith("the process that rewrites weights could not be started (")
     assert str(error.value).isprintable()
@@ -516,157 +536,5 @@ def test_a_worker_runs_only_our_code(
     monkeypatch.chdir(source)
     convert(source, tmp_path / "out", scale=2, verify=False)
     assert not (tmp_path / "it-ran").exists()
-    wrong = job(source / "pytorch_model.bin", tmp_path / "never", expected=["b"])
     with pytest.raises(SourceError, match="lists the tensor 'b'"):
-        worker.run([wrong], 1)
-
-
-# Resuming after a stop
-
-
-@pytest.fixture
-def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """``stopped(source, error)``: lets ``error`` end a run after two files; returns its staging folder."""
-
-    def stop(source: Path, error: BaseException, **options: Any) -> Path:
-        made: list[str] = []
-        do = Job.do
-
-        def two(self: Job) -> None:
-            if len(made) == 2:
-                raise error
-            made.append(self.target)
-            do(self)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Job, "do", two)
-            with pytest.raises((OutputError, KeyboardInterrupt)) as raised:
-                convert(source, tmp_path / "out", scale=2, verify=False, **options)
-        (folder,) = staging_folders(tmp_path)
-        assert str(folder) in str(raised.value)
-        assert "2 finished weight files are kept" in str(raised.value)
-        assert "`resume`" in str(raised.value)
-        assert not (tmp_path / "out").exists()
-        return folder
-
-    return stop
-
-
-@pytest.mark.parametrize(
-    ("error", "options"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), {}),
-        (KeyboardInterrupt(), {"fmt": "bin"}),
-        (Unfinished("the process was killed"), {"dtype": "bf16"}),
-    ],
-    ids=str,
-)
-def test_a_stopped_run_goes_on(
-    pristine: Pristine,
-    tmp_path: Path,
-    stopped: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-    options: dict[str, Any],
-) -> None:
-    monkeypatch.setattr(worker, "run", in_this_process)
-    how = {key: value for key, value in options.items() if key == "dtype"}
-    source = pristine("bloom", sharded=True, **{key: options[key] for key in options.keys() - how.keys()})
-    count = len(read_checkpoint(source).files)
-    assert count > 3
-    folder = stopped(source, error, **how)
-    if isinstance(error, OSError):  # the disk is still full, which loses nothing
-        usage = shutil.disk_usage(tmp_path)
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-            with pytest.raises(OutputError, match=r"1\.0 kB free.*2 finished weight files are kept"):
-                convert(source, tmp_path / "out", scale=2, verify=False, resume=True, **how)
-    (folder / "half-written").write_text("x")
-    (folder / "1_Pooling").mkdir()
-    inodes = {name: (folder / name).stat().st_ino for name in journal.finished(folder)}
-    assert len(inodes) == 2
-    needed: list[int] = []
-    monkeypatch.setattr("converter.conversion.check_space", lambda _, size, *__: needed.append(size))
-    result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True, **how)
-    kind = "converted" if options else "copied"
-    assert dict(result.weights) == {"kept": 2, kind: count - 2}
-    assert {name: (tmp_path / "out" / name).stat().st_ino for name in inodes} == inodes
-    assert names(tmp_path) == ["out"]
-
-    # There is nothing to go on from.
-    clean = convert(source, tmp_path / "clean", scale=2, verify=False, resume=True, **how)
-    assert dict(clean.weights) == {kind: count}
-    assert needed[0] < needed[1]
-    ours, theirs = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("out", "clean"))
-    del ours["README.md"], theirs["README.md"]  # each names its own folder
-    assert ours == theirs
-
-
-# What happens to one of two finished files, and its source's -> how many are kept.
-
-
-def set_back(path: Path) -> None:
-    """Changes a file and says that it was not changed."""
-    before, data = path.stat(), bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def swap(path: Path) -> None:
-    """Replaces a file by a link to the same bytes; a linked file is not one that this run finished."""
-    path.symlink_to(path.rename(path.parent.parent / "elsewhere"))
-
-
-def exchange(path: Path) -> None:
-    """Gives a file the name of another one."""
-    other = path.with_name(path.name.replace("00001", "00002"))
-    path.rename(path.with_name("other"))
-    other.rename(path)
-    path.with_name("other").rename(other)
-
-
-def cut_off(path: Path) -> None:
-    """The line of one file ends in the middle, as on a full disk."""
-    lines = (path.parent / JOURNAL).read_text().splitlines()
-    (path.parent / JOURNAL).write_text("\n".join(line[:-20] if path.name in line else line for line in lines))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "options", "kept"),
-    [
-        # What happens to one of two finished files, or to its source's.
-        (lambda made, source: set_back(made), {}, 1),
-        (lambda made, source: set_back(source), {}, 1),
-        (lambda made, source: made.unlink(), {}, 1),
-        (lambda made, source: swap(made), {}, 1),
-        (lambda made, source: exchange(made), {}, 0),
-        (lambda made, source: cut_off(made), {}, 1),
-        # A run without --resume, in another dtype, or one that reads values that were not read.
-        (None, {"resume": False}, 0),
-        (None, {"dtype": "bf16"}, 0),
-        (None, {"verify": True}, 0),
-    ],
-)
-def test_what_is_not_as_it_was_is_done_again(
-    make_source: Callable[..., Path],
-    tmp_path: Path,
-    stopped: Callable[..., Path],
-    spoil: Callable[[Path, Path], object] | None,
-    options: dict[str, Any],
-    kept: int,
-) -> None:
-    source = make_source("bloom", sharded=True)
-    folder = stopped(source, KeyboardInterrupt())
-    name = min(journal.finished(folder))
-    if spoil is not None:
-        spoil(folder / name, source / name)
-    how = {"verify": False, "resume": True, **options}
-    result = convert(source, tmp_path / "out", scale=2, **how)
-    assert result.weights.get("kept", 0) == kept
-    stored = "BF16" if "dtype" in options else "F32"
-    assert {tensor.dtype for tensor in read_checkpoint(tmp_path / "out").tensors.values()} == {stored}
-    for path in source.glob("*.safetensors"):
-        assert not (tmp_path / "out" / path.name).is_symlink()
-        assert stored == "BF16" or (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
-    assert not staging_folders(tmp_path)
+        rewrite_apart(source / "pytorch_model.bin", tmp_path / "never", {**PLAIN, "expected": ["b"]}, bool)

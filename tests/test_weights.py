@@ -13,7 +13,7 @@ import pickle
 import re
 import runpy
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,13 @@ from converter.families import FAMILIES
 from converter.model.open import open_model
 from converter.rotary.models import MODELS
 from converter.source.checkpoint import ITEM_BYTES, Tensor, read_checkpoint
-from converter.weights import files, journal, worker
+from converter.weights import files, worker
 from converter.weights import rewrite as rewrite_module
 from converter.weights.finite import Scan
 from converter.weights.rewrite import rewrite
 from converter.weights.transfer import Order, transfer
-from converter.weights.worker import Job
 from tests import tiny
-from tests.conftest import Run, edit_json
+from tests.conftest import Run, edit_json, in_this_process
 from tests.dealt import dealt
 from tests.tiny.rotary import rotary
 
@@ -45,12 +44,7 @@ from tests.tiny.rotary import rotary
 @pytest.fixture(autouse=True)
 def _same_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker process for each of so many files would take minutes."""
-
-    def run(jobs: Sequence[Job], *_: object) -> None:
-        for job in jobs:
-            job.do()
-
-    monkeypatch.setattr(worker, "run", run)
+    monkeypatch.setattr(worker, "rewrite_apart", in_this_process)
 
 
 def convert_weights(source: Path, target: Path, *, tied: Collection[str] = ()) -> dict[str, torch.Tensor]:
@@ -59,7 +53,6 @@ def convert_weights(source: Path, target: Path, *, tied: Collection[str] = ()) -
     loaded: dict[str, torch.Tensor] = {}
     for file in read_checkpoint(target).files:
         loaded |= load_file(target / file)
-        (target / "weights.journal").unlink(missing_ok=True)
         with safe_open(target / file, framework="pt") as library:
             assert library.metadata() == {"format": "pt"}
     return loaded
@@ -86,10 +79,10 @@ def test_safetensors_are_copied_byte_for_byte(
     monkeypatch.setattr(files, "BLOCK", block)
     source, target = pristine("bloom", sharded=sharded), tmp_path / "out"
     target.mkdir()
-    transfer(read_checkpoint(source), source, target)
-    for name, entry in journal.entries(target).items():
-        assert entry.sha256 == hashlib.sha256((source / name).read_bytes()).hexdigest()
-    journal.remove(target)
+    _, digests = transfer(read_checkpoint(source), source, target)
+    assert digests.keys() == read_checkpoint(source).files.keys()
+    for name, digest in digests.items():
+        assert digest == hashlib.sha256((source / name).read_bytes()).hexdigest()
     names = {path.name for path in target.iterdir()}
     assert names == {path.name for path in source.iterdir() if path.name.startswith("model")}
     assert all((target / name).read_bytes() == (source / name).read_bytes() for name in names)

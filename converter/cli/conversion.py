@@ -76,9 +76,6 @@ if TYPE_CHECKING:
     help="Like --link, falling back to hard links; editing one file then edits both.",
 )
 @output_option(
-    "--resume", is_flag=True, help="Keep the weight files that an interrupted run has finished, and go on."
-)
-@output_option(
     "--overwrite",
     is_flag=True,
     help="Replace DIR once the new folder is complete; with --push-to-hub, also what is on the Hub.",

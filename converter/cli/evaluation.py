@@ -76,7 +76,7 @@ shared_options = options(
         "names",
         type=Listed("LIST", str, TASKS),
         help=f"Any of {', '.join(TASKS)}; by default those that have a file, and without any file "
-        f"{', '.join(tasks.GENERATED)}, as far as the model can read them.",
+        f"{', '.join(tasks.GENERATED)}, as far as the model can read them (decoders only).",
     ),
     text_option("UTF-8 text for perplexity"),
     *(_option(task) for task in tasks.TYPES.values() if task.read),

@@ -35,7 +35,6 @@ WAYS = {
     "not shared": "copied, because the file system cannot share disk space (--hard-link may link them)",
     "not linked": "copied, because they cannot be linked to the source (another disk, or not permitted)",
     "converted": "rewritten",
-    "kept": "kept from the interrupted run",
 }
 """How weight files were written -> its description."""
 

@@ -8,7 +8,7 @@ subject.py     opens a checkpoint once and applies one scaling after another
 exam.py        the prompts, collections and windows for one model, and its answers
 losses.py      windows of a text, their masked tokens, and the loss in them
 runner.py      device, dtype and batches; generates text and computes losses with a loaded model
-embeddings.py  embeds texts with a loaded encoder, ranks documents, compares neighbours
+embeddings.py  embeds texts with a loaded encoder, and ranks documents
 tasks/         the prompts, and which answers are right
 statistics.py  confidence intervals, comparisons on the same items, and what they show
 results.py     the measurements as JSON and tables

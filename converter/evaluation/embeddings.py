@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,9 +117,3 @@ def rank(queries: Vectors, documents: Vectors, texts: Collection) -> list[list[i
             near.sort(key=lambda place: (-row[place], grades.get(place, 0), place))
             found.append(near[:CUTOFF])
     return found
-
-
-def with_neighbours(model: Any, pooling: Pooling, hardware: Hardware, texts: Collection) -> Collection:
-    """Texts that ask for each other, with the ten nearest of each under this model as the relevant ones."""
-    vectors = embed(model, pooling, hardware, texts.documents)
-    return replace(texts, relevant=[dict.fromkeys(near, 1) for near in rank(vectors, vectors, texts)])

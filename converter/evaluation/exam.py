@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converter.errors import UsageError
-from converter.evaluation.embeddings import find, with_neighbours
+from converter.evaluation.embeddings import find
 from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Metric
 from converter.evaluation.runner import complete, losses
@@ -21,7 +21,7 @@ from converter.evaluation.tasks import EMBEDDED, GENERATED, TYPES, AnyTask, make
 from converter.evaluation.tasks.task import Collection, Item, Retrieval
 from converter.fitting.samples import masked_tokens, next_tokens
 from converter.progress import Advance
-from converter.scaling.scaling import UNSCALED, Scaling
+from converter.scaling.scaling import Scaling
 from converter.texts import MOST_UNKNOWN, read_windows
 
 MULTIPLES = (1, 2, 4)
@@ -66,13 +66,6 @@ class Exam:
         material: dict[str, Lengths] = {
             task.name: task.items(tokenizer, ordered, items, seed) for task in tasks
         }
-        if "neighbours" in material:
-            model = subject.scaled(UNSCALED)
-            material["neighbours"] = {
-                length: with_neighbours(model, subject.pooling, subject.hardware, texts)
-                for length, texts in material["neighbours"].items()
-                if isinstance(texts, Collection)
-            }
         exam = cls({task.name: task for task in tasks}, material, lengths=ordered)
         if text:
             exam = replace(exam, windows=read_windows(tokenizer, text, ordered[-1], items))
@@ -147,7 +140,7 @@ class Exam:
             for length, material in sorted(by_length.items()):
                 if isinstance(material, Collection):
                     scores = find(model, subject.pooling, subject.hardware, task, material, advance)
-                    depths = tuple(material.depths)
+                    depths: tuple[float | None, ...] = ()
                 else:
                     prompts = [item.ids for item in material]
                     said = complete(
@@ -170,14 +163,15 @@ def _tokens(found: Sequence[Item] | Collection) -> int:
 
 def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
     """The tasks without a file that fit the length, and whose words the tokenizer knows."""
+    if not subject.model.decoder:
+        options = " or ".join(TYPES[name].option for name in EMBEDDED)
+        what = f"give `text`, or queries and documents with {options}"
+        raise UsageError(f"{subject.model.name} is an encoder: {what}")
     found, why = [], ""
     for name in GENERATED:
-        if TYPES[name].embeds == subject.model.decoder:
-            continue
-        task = make_task(name)
+        task: Any = make_task(name)
         try:
-            drawn = task.items(subject.tokenizer, [length], 1, seed)[length]
-            ids = drawn.documents[0] if isinstance(drawn, Collection) else drawn[0].ids
+            ids = task.items(subject.tokenizer, [length], 1, seed)[length][0].ids
         except UsageError as error:
             why = str(error).partition(";")[0]  # it names longer lengths, which tune does not take
             continue

@@ -24,7 +24,6 @@ from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import Judgement, compare, judge
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask, make_tasks
-from converter.evaluation.tasks.beir import Neighbours
 from converter.paths import listed
 from converter.progress import Bar, token_bar
 from converter.scaling.request import Request
@@ -150,8 +149,6 @@ def tune(
     if items < 2:
         raise UsageError(f"`items` {items} is out of range; give at least 2, to choose and to judge by")
     asked = make_tasks(tasks)
-    if any(isinstance(task, Neighbours) for task in asked):
-        raise UsageError("no scaling can be chosen by the task neighbours; measure it with eval")
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files, items=items)
     hardware = choose(device, dtype, batch_size)

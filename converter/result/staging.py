@@ -1,8 +1,8 @@
 """Writes all or nothing: builds a repository in a folder beside its destination and renames it when done.
 
 The folder is called ``.<name>.ntk-convert-<random>`` and stays locked (flock) as long as its process lives,
-however that ends. A later run removes only folders whose lock is free, or continues in one of them with
-``--resume``. So parallel runs do not disturb each other, not even from other containers.
+however that ends. A later run removes only folders whose lock is free. So parallel runs do not disturb each
+other, not even from other containers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from converter.bytesize import bytes_text
-from converter.errors import OutputError, SourceError, Unfinished
+from converter.errors import OutputError, SourceError
 from converter.interrupts import Interrupted, came, held
 from converter.paths import check_parents, name_output, out_path
 from converter.result.manifest import MANIFEST
 from converter.source.jsonfile import read_object
-from converter.weights import journal
 
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 LONGEST = 200
@@ -136,68 +135,48 @@ def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:
 
 
 @contextmanager
-def staged(place: Path, *, overwrite: bool, resume: bool = False) -> Iterator[Path]:
-    """A folder that becomes ``place`` when the block ends, and is removed if the block raises.
-
-    It is empty at first, or with ``resume`` holds the weight files that an earlier run to the same place
-    finished, with their journal. It is kept for the next run if it holds finished weight files and the block
-    was ended by the user, by the disk, or by something else that another attempt may not meet.
+def staged(place: Path, *, overwrite: bool) -> Iterator[Path]:
+    """An empty folder that becomes ``place`` when the block ends, and is removed if the block raises.
 
     Raises:
-        OutputError: another program filled ``place`` meanwhile, or the disk failed and finished files are
-            kept.
-        Interrupted: the user stopped the run; says what is kept, or that the new folder is in place.
+        OutputError: another program filled ``place`` meanwhile.
+        Interrupted: the user stopped the run; says that nothing was written, or that the new folder is in
+            place.
     """
-    with workspace(place, resume=resume) as staging:
+    with workspace(place) as staging:
         yield staging
         _publish(staging, place, overwrite=overwrite)
 
 
 @contextmanager
-def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
-    """A folder beside ``place``, locked while the block runs and removed when it ends; see ``staged``.
+def workspace(place: Path) -> Iterator[Path]:
+    """An empty folder beside ``place``, locked while the block runs and removed when it ends; see ``staged``.
 
     First removes what earlier runs to the same place left there when they were killed.
     """
     with held() as waiting:
-        folder, lock = remove_leftovers(place, resume=resume) or _create(place)
-    files = None
+        remove_leftovers(place)
+        folder, lock = _create(place)
     try:
         if waiting:
             raise KeyboardInterrupt
         yield folder
     except BaseException as error:
         name_output(error, place)
-        interrupted = isinstance(error, KeyboardInterrupt) or came()
-        if interrupted or isinstance(error, (OSError, OutputError, Unfinished)):
-            files = journal.kept(folder)
-        if interrupted and folder.exists():
-            raise Interrupted(files or "nothing was written") from error
-        if files is None:
-            raise
-        what = (error.strerror if isinstance(error, OSError) else None) or error
-        raise OutputError(f"{what}; {files}, once this is fixed") from error
+        if (isinstance(error, KeyboardInterrupt) or came()) and folder.exists():
+            raise Interrupted("nothing was written") from error
+        raise
     finally:
-        if files is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
-def remove_leftovers(place: Path, *, resume: bool = False) -> tuple[Path, int] | None:
-    """Removes what killed runs to the same place left beside it, or puts back what they had moved aside.
-
-    With ``resume``, returns the first folder with finished weight files, and the descriptor that locks it.
-    """
+def remove_leftovers(place: Path) -> None:
+    """Removes what killed runs to the same place left beside it, or puts back what they had moved aside."""
     restore(place)
-    kept = None
     for folder, lock in _leftovers(place):
-        if resume and kept is None and _can_go_on(folder):
-            journal.prune(folder)
-            kept = folder, lock
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-    return kept
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def restore(place: Path) -> None:
@@ -206,11 +185,6 @@ def restore(place: Path) -> None:
         if folder.name.endswith(ASIDE) and not place.exists():
             folder.rename(place)
         os.close(lock)
-
-
-def _can_go_on(folder: Path) -> bool:
-    ours = not folder.is_symlink() and folder.stat().st_uid == os.geteuid()
-    return ours and not folder.name.endswith(ASIDE) and bool(journal.finished(folder))
 
 
 def _leftovers(place: Path) -> Iterator[tuple[Path, int]]:
@@ -227,7 +201,6 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
         _flush(path)
     aside = staging.with_name(staging.name + ASIDE)
     with held() as waiting:
-        journal.remove(staging)
         try:
             while True:
                 try:

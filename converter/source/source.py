@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from converter.errors import SourceError, Unfinished, UsageError
+from converter.errors import SourceError, UsageError
 from converter.source.checkpoint import INDEXES, PICKLED, quantised, weight_files, weight_index
 from converter.source.jsonfile import (
     LARGEST,
@@ -152,7 +152,7 @@ class Source:
                     before = os.fstat(reader.fileno())
                     shutil.copyfileobj(reader, writer)
                     if os.fstat(reader.fileno()).st_mtime_ns != before.st_mtime_ns:
-                        raise Unfinished(f"{name} changed while it was read; try again")
+                        raise SourceError(f"{name} changed while it was read; try again")
 
     def has(self, name: str) -> bool:
         """Whether there is a file of this name, in the folder or in a folder of it."""

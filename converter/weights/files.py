@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Literal
 
-from converter.errors import Unfinished
+from converter.errors import SourceError
 from converter.progress import Advance
 
 BLOCK = 4 << 20
@@ -28,8 +28,8 @@ def link_file(source: Path, target: Path, size: int, link: Link) -> str | None:
 
     ``reflink`` shares the blocks where the file system can, ``hard`` falls back to a hard link within one
     file system, and ``symbolic`` is for a result that does not outlive its source. Returns what was made
-    ("shared", "hard-linked" or "linked"), or None if the file system can do neither. Raises ``Unfinished`` if
-    the file no longer has ``size`` bytes.
+    ("shared", "hard-linked" or "linked"), or None if the file system can do neither. Raises ``SourceError``
+    if the file no longer has ``size`` bytes.
     """
     if link == "symbolic":
         target.symlink_to(source.resolve())
@@ -50,7 +50,7 @@ def link_file(source: Path, target: Path, size: int, link: Link) -> str | None:
 def copy_file(source: Path, target: Path, size: int | None = None, look: Look = bool) -> str:
     """Copies a file's bytes to a new file and returns their SHA-256, as hexadecimal digits.
 
-    ``look`` is called with each block in order. Raises ``Unfinished`` if the file changed while it was read,
+    ``look`` is called with each block in order. Raises ``SourceError`` if the file changed while it was read,
     or no longer has ``size`` bytes.
     """
     digest = hashlib.sha256()
@@ -67,9 +67,9 @@ def copy_file(source: Path, target: Path, size: int | None = None, look: Look = 
     return digest.hexdigest()
 
 
-def changed(name: str) -> Unfinished:
+def changed(name: str) -> SourceError:
     """The error for a file that changed while it was read."""
-    return Unfinished(f"{name} changed while it was read; try again")
+    return SourceError(f"{name} changed while it was read; try again")
 
 
 def sha256(path: Path, advance: Advance = int, look: Look = bool) -> str:

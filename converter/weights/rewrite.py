@@ -20,7 +20,7 @@ import torch
 
 from converter.errors import SourceError
 from converter.source.checkpoint import ITEM_BYTES, PICKLED, Tensor, read_header, read_metadata
-from converter.weights.files import BLOCK, changed, write_all
+from converter.weights.files import BLOCK, Look, changed, write_all
 from converter.weights.finite import not_finite
 from converter.weights.pickles import load, pieces, without_tied
 
@@ -61,13 +61,14 @@ def rewrite(
     expected: Collection[str] = (),
     tied: Collection[str] = (),
     unread: re.Pattern[str] | None = None,
+    look: Look = bool,
 ) -> str:
     """Writes the tensors of a ``.bin`` or safetensors file to a new safetensors file; returns its SHA-256.
 
     ``dtype`` (F32, F16 or BF16) rounds all floating point tensors but those in ``keep``. A ``.bin`` file must
     have the names in ``expected`` but for those in ``tied``; these are left out where they are the same
     tensor as another name. ``unread`` finds the names of tensors that may hold NaN or infinities; None lets
-    all of them. What does not fit is a ``SourceError``.
+    all of them. ``look`` is called with the written bytes. What does not fit is a ``SourceError``.
     """
     if source.suffix in PICKLED:
         tensors, metadata = _of_bin(source, expected, tied), {}
@@ -84,6 +85,7 @@ def rewrite(
 
         def write(data: bytes | memoryview) -> None:
             digest.update(data)
+            look(memoryview(data))
             write_all(file.fileno(), data)
 
         write(header({name: (wanted[name], tensors[name].shape) for name in order}, metadata))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from converter.errors import SourceError
 from converter.progress import byte_bar
@@ -25,9 +26,9 @@ from converter.source.checkpoint import (
 )
 from converter.source.jsonfile import parse_object, read_bytes, read_object
 from converter.source.source import check_digest
-from converter.weights import journal, worker
-from converter.weights.files import Link, changed, is_zip, link_file
-from converter.weights.worker import Job
+from converter.weights import worker
+from converter.weights.files import Link, changed, copy_file, is_zip, link_file
+from converter.weights.finite import Scan
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
@@ -37,9 +38,11 @@ TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Value of ``--dtype`` -> its name in torch and in config.json."""
 FLOATS = ("F64", *STORED.values())
 AT_ONCE = 4
-"""Most processes; more would only make disks seek."""
+"""Most files at once; more would only make disks seek."""
 LEAST = 256 << 20
-"""Bytes of work that justify one more process."""
+"""Bytes of work that justify one more."""
+NOT_LINKED = {None: "copied", "reflink": "not shared", "hard": "not linked", "symbolic": "not linked"}
+"""The link that was asked for -> how a file was made that is a copy."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,80 @@ class Order:
 ORDER = Order()
 
 
+@dataclass(frozen=True)
+class _Job:
+    """One weight file to make."""
+
+    source: Path
+    target: Path
+    size: int
+    """Of the source in bytes, when the run first looked at it."""
+    order: Order
+    digest: str | None
+    """What the Hub says of the source; see ``check_digest``."""
+    expected: Sequence[str]
+    """The names of tensors that the index says are in a ``.bin`` file; see ``rewrite``."""
+
+    @property
+    def pickled(self) -> bool:
+        return self.source.suffix in PICKLED
+
+    def do(self, advance: Callable[[int], object]) -> str:
+        """Makes the file, and returns its SHA-256.
+
+        Raises ``SourceError`` or ``OSError``. ``advance`` is called with the bytes that were just made; what
+        it raises ends the work.
+        """
+        order, unread, before = self.order, self.order.unread, _state(self.source)
+        if self.source.stat().st_size != self.size:
+            raise changed(self.source.name)
+        if order.dtype is not None or self.pickled:
+            check_digest(self.source, self.digest)
+            digest = self._rewrite(advance)
+        else:
+
+            def look(block: memoryview) -> None:
+                advance(len(block))
+                if scan is not None:
+                    scan(block)
+
+            try:
+                tensors = {} if unread is None else read_header(self.source)
+                scan = unread and Scan(tensors.values(), self.source.name, unread)
+                digest = copy_file(self.source, self.target, self.size, look)
+            except SourceError:
+                check_digest(self.source, self.digest)  # what is wrong with a download is its digest
+                raise
+            check_digest(self.source, self.digest, digest)
+        if _state(self.source) != before:
+            raise changed(self.source.name)
+        return digest
+
+    def _rewrite(self, advance: Callable[[int], object]) -> str:
+        order, done = self.order, 0
+        names: dict[str, Any] = {
+            "dtype": STORED[order.dtype] if order.dtype else None,
+            "keep": list(order.keep),
+            "expected": self.expected,
+            "tied": list(order.tied),
+        }
+        if not self.pickled:
+            from converter.weights.rewrite import rewrite
+
+            def look(data: memoryview) -> None:
+                advance(data.nbytes)
+
+            return rewrite(self.source, self.target, unread=order.unread, look=look, **names)
+
+        def grown() -> None:
+            nonlocal done
+            before, done = done, self.target.stat().st_size if self.target.exists() else 0
+            advance(done - before)
+
+        unread = None if order.unread is None else order.unread.pattern
+        return worker.rewrite_apart(self.source, self.target, {"unread": unread, **names}, grown)
+
+
 def transfer(
     checkpoint: Checkpoint,
     source: Path,
@@ -72,43 +149,37 @@ def transfer(
     *,
     space: Callable[[int], object] = bool,
     progress: bool = False,
-) -> dict[str, int]:
+) -> tuple[dict[str, int], dict[str, str]]:
     """Writes the checkpoint's weights to ``folder``; tensor names do not change.
 
     Safetensors files and their index keep their names and every byte, unless ``order`` names a dtype.
-    ``.bin`` files become safetensors; they are loaded as tensors only (``weights_only=True``). Files in
-    ``folder`` that an unfinished run completed, according to its journal, are kept; the caller removes that.
-    ``space`` is called with the number of bytes to write, before anything is written.
+    ``.bin`` files become safetensors; they are loaded as tensors only (``weights_only=True``), in a process
+    of their own. ``space`` is called with the number of bytes to write, before anything is written.
 
     Returns how the files were made -> how many of them: "copied"; "shared" (a reflink), "hard-linked" or
     "linked"; "not shared" or "not linked" if a link was asked for, but the file was copied; "converted" if
-    rewritten; "kept".
+    rewritten. And the new files that were read or written -> their SHA-256.
     """
     targets = target_names(checkpoint.files, checkpoint.index)
     rewritten = order.dtype is not None or checkpoint.format == "bin"
-    jobs = {name: _job(checkpoint, source, name, folder / targets[name], order) for name in checkpoint.files}
-    finished = journal.finished(folder)
+    jobs: dict[str, _Job] = {}
     how: Counter[str] = Counter()
-    for name, job in list(jobs.items()):
-        if targets[name] in finished and finished[targets[name]].source == job.identity:
-            how["kept"] += 1
-            del jobs[name]
-            continue
-        Path(job.target).unlink(missing_ok=True)
+    for name, size in checkpoint.files.items():
+        target, digest = folder / targets[name], order.digests.get(name)
         made = None
         if order.link and not rewritten:
-            check_digest(source / name, job.digest)
-            made = link_file(source / name, Path(job.target), job.size, order.link)
-        if made is not None:
-            how[made] += 1
-            del jobs[name]
+            check_digest(source / name, digest)
+            made = link_file(source / name, target, size, order.link)
+        if made is None:
+            expected = [tensor for tensor, file in checkpoint.weight_map.items() if file == name]
+            jobs[name] = _Job(source / name, target, size, order, digest, expected)
+        how[made or ("converted" if rewritten else NOT_LINKED[order.link])] += 1
     size = sum(job.size for job in jobs.values())
     if order.dtype is not None:
         size = _size_in(checkpoint, jobs, STORED[order.dtype])
     space(size)
-    _do(list(jobs.values()), size, "converting weights" if rewritten else "copying weights", progress)
-    copied = {None: "copied", "reflink": "not shared"}.get(order.link, "not linked")
-    how.update(["converted" if rewritten else copied] * len(jobs))
+    with byte_bar("converting weights" if rewritten else "copying weights", size, show=progress) as advance:
+        digests = _do(list(jobs.values()), advance)
     moved = any(name != target for name, target in targets.items())  # shards of a subfolder
     if rewritten or moved or checkpoint.weight_map.keys() - checkpoint.tensors.keys():
         headers = _read_shards(checkpoint, folder, targets)
@@ -120,59 +191,41 @@ def transfer(
         if weight_files(index, lambda _: parse_object(raw, index)) != checkpoint.weight_map:
             raise changed(index)  # it may be a private file by now
         (folder / index).write_bytes(raw)
-    return dict(how)
+    return dict(how), digests
 
 
-def _job(checkpoint: Checkpoint, folder: Path, name: str, target: Path, order: Order) -> Job:
-    source, size = folder / name, checkpoint.files[name]
-    unread = None if order.unread is None else order.unread.pattern
-    # Values that were not looked at do not count as finished for a run that looks at them.
-    how = "" if unread else "not checked"
-    digest = order.digests.get(name)
-    if order.dtype is None and checkpoint.format == "safetensors":
-        return Job(str(source), str(target), size, how, digest, unread=unread)
-    expected = [tensor for tensor, file in checkpoint.weight_map.items() if file == name]
-    return Job(
-        str(source),
-        str(target),
-        size,
-        f"{how} {order.dtype} {sorted(order.keep)} {sorted(order.tied)}",
-        digest,
-        rewrite=True,
-        dtype=STORED[order.dtype] if order.dtype else None,
-        keep=list(order.keep),
-        expected=expected if checkpoint.format == "bin" else [],
-        tied=list(order.tied),
-        unread=unread,
-    )
+def _do(jobs: Sequence[_Job], advance: Callable[[int], object]) -> dict[str, str]:
+    """Does all jobs, large ones several at once; new file -> its SHA-256.
 
-
-def _do(jobs: Sequence[Job], size: int, title: str, progress: bool) -> None:
-    """Does all jobs: in this process if that is safe and short, else in processes of their own."""
+    An interruption or the first failure ends all of them and is raised.
+    """
     count = min(AT_ONCE, os.cpu_count() or 1, len(jobs), 1 + sum(job.size for job in jobs) // LEAST)
-    if not any(job.rewrite for job in jobs) and count < 2:
-        for job in jobs:
-            job.do()
-        return
-    if any(job.source.endswith(PICKLED) and not is_zip(Path(job.source)) for job in jobs):
+    if any(job.pickled and not is_zip(job.source) for job in jobs):
         count = 1  # a file in an older format is held in memory as a whole while it is converted
-    with byte_bar(title, size, show=progress) as advance:
-        done = 0
+    if count < 2:
+        return {job.target.name: job.do(advance) for job in jobs}
+    stopped = threading.Event()
 
-        def look() -> None:
-            nonlocal done
-            before, done = done, sum(map(_made, jobs))
-            advance(done - before)
+    def step(done: int) -> None:
+        if stopped.is_set():
+            raise CancelledError
+        advance(done)
 
-        worker.run(jobs, count, look)
+    with ThreadPoolExecutor(count) as pool:
+        futures = {job.target.name: pool.submit(job.do, step) for job in jobs}
+        try:
+            for future in as_completed(futures.values()):
+                future.result()
+        finally:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+    return {name: future.result() for name, future in futures.items()}
 
 
-def _made(job: Job) -> int:
-    """Bytes of a job's result that are there."""
-    for path in (job.part, Path(job.target)):
-        with suppress(FileNotFoundError):
-            return path.stat().st_size
-    return 0
+def _state(path: Path) -> tuple[int, ...]:
+    """Changes with a file's content; ctime cannot be set back."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _size_in(checkpoint: Checkpoint, names: Collection[str], dtype: str) -> int:

@@ -3,8 +3,7 @@
 task.py       what a task is, and how it is offered
 numbers.py    generated: a number hidden in filler text (passkey), or in a list (LongEval lines)
 files.py      from a file: your own prompts, LongEval's lines and topics, LongBench's TREC and MultiFieldQA-en
-longembed.py  passkeys and needles as in LongEmbed, for encoders
-beir.py       the user's texts, for encoders: a folder in BEIR's format; do neighbours change?
+beir.py       the user's queries and documents, for encoders: a folder in BEIR's format
 records.py    reads files of JSON Lines; words.json has the words of generated prompts
 tokens.py     prompts in tokens, as long as allowed, and seeded chance
 scores.py     what an answer or a ranking is worth
@@ -38,7 +37,7 @@ __all__ = [
 AnyTask = Task | Retrieval
 """For causal language models; for encoders."""
 
-MODULES = ("numbers", "files", "longembed", "beir")
+MODULES = ("numbers", "files", "beir")
 TYPES: dict[str, TaskType] = {
     each.name: each for module in MODULES for each in import_module(f"{__name__}.{module}").TYPES
 }

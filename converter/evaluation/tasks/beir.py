@@ -1,4 +1,4 @@
-"""The user's own texts for encoders: a data set in BEIR's format, and texts whose neighbours should stay.
+"""The user's own queries and documents, for encoders.
 
 Any retrieval data set in the format of BEIR (Thakur et al. 2021, arXiv 2104.08663), from a local folder.
 
@@ -6,9 +6,6 @@ Any retrieval data set in the format of BEIR (Thakur et al. 2021, arXiv 2104.086
 query a line with ``_id`` and ``text``. ``qrels/test.tsv`` has a first line of headings and then the columns
 query, document, grade (github.com/beir-cellar/beir, the wiki's page "Load your custom dataset"). As there, a
 document is its title and text, and a document that has the query's own id is not ranked for it.
-
-Does an old index stay valid? ``Neighbours`` are short texts that users have already embedded, so they are cut
-to the shortest length, and their neighbours compared with those under the unscaled model.
 """
 
 from __future__ import annotations
@@ -88,43 +85,6 @@ class Beir(Retrieval):
         return ndcg(ranked, grades)
 
 
-FEWEST, MOST = 12, 2000
-"""Texts: ten neighbours among fewer say nothing; more would take long, as all are compared with all."""
-
-
-@dataclass(frozen=True)
-class Neighbours(Retrieval):
-    """Texts that should keep the ten nearest others that they have under the unscaled model."""
-
-    lines: tuple[str, ...]
-    name: str = "neighbours"
-    metric: Metric = "score"
-
-    @classmethod
-    def read(cls, path: Path) -> Neighbours:
-        """Reads JSON Lines with a string under ``text`` in each, such as BEIR's ``corpus.jsonl``."""
-        lines = tuple(record.text("text") for record in read_records(path)[:MOST])
-        if len(lines) < FEWEST:
-            raise SourceError(f"{path.name} has {len(lines)} texts; give at least {FEWEST}")
-        return cls(lines)
-
-    def items(
-        self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
-    ) -> Mapping[int, Collection]:
-        """The texts, as ``Beir`` cuts its documents; which are relevant, only the unscaled model can tell."""
-        found: dict[int, Collection] = {}
-        for length in sorted(lengths):
-            texts = texts_in_tokens(tokenizer, self.lines, length)
-            if found and texts == list(found[max(found)].documents):
-                break
-            found[length] = Collection(texts, texts, [{} for _ in texts], range(len(texts)))
-        return found
-
-    def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
-        """The share of the ten nearest that are the same."""
-        return len({*ranked} & grades.keys()) / len(grades)
-
-
 def _texts(path: Path, *, title: bool = False) -> dict[str, str]:
     found: dict[str, str] = {}
     for record in read_records(path):
@@ -175,15 +135,6 @@ TYPES = (
         read=Beir.read,
         file_help="A folder with corpus.jsonl, queries.jsonl and qrels/test.tsv.",
         folder=True,
-        embeds=True,
-    ),
-    TaskType(
-        name="neighbours",
-        prompt="your texts, `--neighbours FILE`, cut to the length",
-        right="the share of the ten nearest that are the same as without scaling",
-        origin="you",
-        read=Neighbours.read,
-        file_help="Texts whose neighbours should stay the same, in a JSON Lines file.",
         embeds=True,
     ),
 )

@@ -12,8 +12,7 @@ from converter.errors import SourceError
 from converter.source.jsonfile import parse_object, read_bytes
 
 WORDS: dict[str, Any] = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
-"""What generated prompts are made of: adjectives and nouns; facts, each a question and a sentence that
-answers it without repeating all of its words; and sentences that answer no question."""
+"""What generated prompts are made of: adjectives and nouns."""
 LARGEST_FILE = 256 << 20
 """Most bytes in a file. LongBench's TREC has 8 MB."""
 

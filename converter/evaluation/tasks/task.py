@@ -80,8 +80,6 @@ class Collection:
     """For each query: index of a relevant document -> its grade, at least 1."""
     left_out: Sequence[int | None] = ()
     """For each query, a document that is not ranked for it, because it is the query itself; or empty."""
-    depths: Sequence[float | None] = ()
-    """For each query, where in its document the answer is, from 0 (start) to 1 (end); or empty."""
 
     @property
     def tokens(self) -> int:
@@ -108,7 +106,6 @@ class Collection:
                 for query in chosen
             ],
             left_out=[None if each is None else places.get(each) for each in left_out],
-            depths=[self.depths[query] for query in chosen] if self.depths else [],
         )
 
 

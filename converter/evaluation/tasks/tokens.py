@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from converter.errors import SourceError, UsageError
-from converter.evaluation.tasks.task import Item, Retrieval, Task
+from converter.evaluation.tasks.task import Item, Task
 
 PROBE = 64
 """Units added in the first attempt, to estimate how many tokens a unit takes."""
@@ -49,21 +49,19 @@ def texts_in_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> list[t
     return [tuple(ids) for ids in found]
 
 
-def fill(
-    task: Task | Retrieval, drafts: Sequence[Draft], length: int, least: int, slack: int = 0
-) -> list[Item]:
+def fill(task: Task, drafts: Sequence[Draft], length: int, least: int) -> list[Item]:
     """Fills each draft with as many units as fit into ``length`` tokens, at least ``least``.
 
-    ``slack`` tokens may stay unused, which takes less time. Raises ``UsageError`` for a length that is too
-    short, or a tokenizer with which no number of units fills it.
+    Raises ``UsageError`` for a length that is too short, or a tokenizer with which no number of units fills
+    it.
     """
     shortest = task.max_new_tokens + max((len(draft(least).ids) for draft in drafts), default=0)
     if length < shortest:
         raise too_short(task, length, shortest)
-    return [_fullest(task, draft, length, least, slack) for draft in drafts]
+    return [_fullest(task, draft, length, least) for draft in drafts]
 
 
-def too_short(task: Task | Retrieval, length: int, least: int) -> UsageError:
+def too_short(task: Task, length: int, least: int) -> UsageError:
     """The error for a length that is too short for a prompt of ``task``."""
     return UsageError(
         f"{task.name} does not fit into {length} tokens, but takes at least {least}; give other `tasks`, or "
@@ -71,7 +69,7 @@ def too_short(task: Task | Retrieval, length: int, least: int) -> UsageError:
     )
 
 
-def _fullest(task: Task | Retrieval, draft: Draft, length: int, least: int, slack: int) -> Item:
+def _fullest(task: Task, draft: Draft, length: int, least: int) -> Item:
     """The draft with the most units that fit; ``least`` units are known to fit.
 
     The search steps by the tokens left over divided by the tokens per unit so far, and halves the interval if
@@ -94,7 +92,7 @@ def _fullest(task: Task | Retrieval, draft: Draft, length: int, least: int, slac
             best, fits, units = item, units, units + step
         else:
             exceeds, units = units, units - step
-        if exceeds == fits + 1 or 0 < left <= slack:
+        if exceeds == fits + 1:
             return best
         if exceeds is not None and not fits < units < exceeds:
             units = (fits + exceeds) // 2

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from converter.catalogue import supported
     from converter.conversion import ConversionResult, convert
     from converter.errors import (
-        AlreadyConverted,
         ConverterError,
         MissingPackage,
         NoGain,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from converter.publish.push import PushResult, push
 
 __all__ = [
-    "AlreadyConverted",
     "ConversionResult",
     "ConverterError",
     "ExportResult",

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar
 
 from converter._version import TESTED, __version__
 from converter.errors import SourceError
@@ -18,6 +18,9 @@ Config = Mapping[str, Any]
 
 Value = TypeVar("Value")
 
+Weights = Literal["original", "other", "unknown"]
+"""Whether the weights are those of the source, apart from their dtype; a record has what was known then."""
+
 PROVENANCE = "ntk_convert"
 """Key of a converted config that records where it comes from."""
 ROTARY = "rotary"
@@ -26,7 +29,10 @@ SOURCE_CONFIG = "source_config"
 OVERRIDES = "set"
 """Key in the record of a conversion: the values of ``--set``."""
 FINE_TUNED = "fine_tuned"
-"""Key in the record of a model that was trained after the conversion."""
+"""Key that older versions wrote for a model whose weights are other than the source's."""
+STEP = "from"
+"""Key in the record of a model that was converted again when its weights may have been others."""
+WEIGHTS: tuple[Weights, ...] = ("original", "other", "unknown")
 
 IMPLEMENTATION = re.compile(
     r"_?(attn|experts)_implementation(_internal|_autoset)?|_?attn_impl|_flash_attn_2_enabled"
@@ -118,6 +124,11 @@ def respelled(config: Config, spellings: Mapping[str, str]) -> dict[str, Any]:
     return result
 
 
+def with_value(config: Config, key: str, value: Any) -> dict[str, Any]:
+    """A copy of an object in which a key has this value, or is missing if the value is None."""
+    return {name: each for name, each in {**config, key: value}.items() if name != key or value is not None}
+
+
 def without_implementation(config: Config) -> dict[str, Any]:
     """A copy of the config without the keys that only choose an implementation, at any depth."""
     return {
@@ -140,10 +151,14 @@ class Provenance:
     """For a rotary model: its scaling, and the source's values of the keys that were changed."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """The values that the user gave for keys of the source's config."""
-    fine_tuned: bool = False
-    """Whether the model was trained after the conversion, and adopted."""
     subfolder: str | None = None
     """Folder in the source that held the checkpoint."""
+    weights: Weights = "original"
+    step: Mapping[str, Any] | None = None
+    """Name, commit and subfolder of the converted repository that was converted again, if its weights were
+    not known to be ``original``."""
+    limits: Mapping[str, Any] | None = None
+    """File -> the source's input limit in it, for those that a conversion changed; None in older records."""
 
     def to_json(self) -> dict[str, Any]:
         """The value of ``PROVENANCE`` in config.json; ``transformers`` is the version at hand."""
@@ -151,7 +166,7 @@ class Provenance:
             "subfolder": self.subfolder,
             ROTARY: self.rotary,
             OVERRIDES: self.overrides,
-            FINE_TUNED: self.fine_tuned,
+            STEP: self.step,
         }
         return {
             "source": self.source,
@@ -160,6 +175,8 @@ class Provenance:
             "transformers": importlib.metadata.version("transformers"),
             "tested_transformers": list(TESTED),
             "train_length": self.train_length,
+            "weights": self.weights,
+            "limits": self.limits,
             **{key: value for key, value in more.items() if value},
         }
 
@@ -177,7 +194,8 @@ def read_provenance(config: Config) -> Provenance | None:
         ("subfolder", str, "a string"),
         (ROTARY, Mapping, "an object"),
         (OVERRIDES, Mapping, "an object"),
-        (FINE_TUNED, bool, "true or false"),
+        (STEP, Mapping, "an object"),
+        ("limits", Mapping, "an object"),
     ):
         if entry.get(key) is not None and not isinstance(entry[key], fits):
             raise _damaged(f"has {key}", entry[key], kind)
@@ -186,9 +204,20 @@ def read_provenance(config: Config) -> Provenance | None:
         raise _damaged("has train_length", length, "a number of tokens")
     if rotary is not None and not isinstance(rotary.get(SOURCE_CONFIG), Mapping):
         raise _damaged(f"has {ROTARY}", rotary, f"an object with {SOURCE_CONFIG}")
-    source, commit, subfolder = (entry.get(key) for key in ("source", "commit", "subfolder"))
-    overrides, fine_tuned = entry.get(OVERRIDES) or {}, bool(entry.get(FINE_TUNED))
-    return Provenance(source, commit, length, rotary, overrides, fine_tuned, subfolder)
+    weights = entry.get("weights", "other" if entry.get(FINE_TUNED) else "original")
+    if weights not in WEIGHTS:
+        raise _damaged("has weights", weights, f"one of {', '.join(WEIGHTS)}")
+    return Provenance(
+        entry.get("source"),
+        entry.get("commit"),
+        length,
+        rotary,
+        entry.get(OVERRIDES) or {},
+        entry.get("subfolder"),
+        weights,
+        entry.get(STEP),
+        entry.get("limits"),
+    )
 
 
 def _damaged(what: str, value: object, kind: str) -> SourceError:

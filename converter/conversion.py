@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.config import Config
-from converter.errors import AlreadyConverted, UsageError
+from converter.errors import UsageError
 from converter.model.open import ModelOptions, open_with_request
 from converter.paths import out_path
 from converter.plan import Plan, Written, decide, write
 from converter.result import manifest
-from converter.result.card import PICTURE, describe, read_origin
+from converter.result.card import PICTURE, describe, read_origin, with_kept_text
 from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling
@@ -172,9 +172,6 @@ def prepare(
     if base_model is not None and not is_repo_id(base_model):
         raise UsageError(f"`base_model` {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
     opened, request = open_with_request(model, progress=progress, **options)
-    if opened.provenance is not None:
-        original = opened.provenance.source
-        raise AlreadyConverted(f"the source is already converted; convert its original ({original}) instead")
     if not dry_run:
         restore(out_path(out))
     place = check_output(Path(out), opened.source.folder, overwrite=overwrite)
@@ -230,7 +227,6 @@ def convert(
         UsageError: options that contradict each other.
         SourceError: the checkpoint is missing, unreadable or damaged.
         UnsupportedModel: its positions cannot be scaled this way; the message says why.
-        AlreadyConverted: it is a converted repository.
         OutputError: ``out`` is not empty, cannot be written or does not fit on its disk.
         VerificationError: the result failed a check and was removed.
     """
@@ -260,20 +256,24 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
 
         heads = positions(model, repository.config, [plan.scaling])
         (repository.folder / PICTURE).write_bytes(per_head.card_picture(heads))
+    origin = read_origin(model, plan.base_model)
     text = describe(
         repository,
-        origin=read_origin(model.source, plan.base_model),
+        origin=origin,
         words=model.words(plan.scaling, repository.config),
         tokenizer=model.tokenizer,
         sentence_encoder=model.nested.sentence_encoder,
-        weights="same" if plan.order.dtype is None else "rounded",
+        weights=written.weights_are,
+        rounded=plan.order.dtype is not None,
         notes=plan.notes,
         place=place,
-        command=plan.command(place, verify=bool(checks)),
+        command=plan.command(place, written.weights_are, verify=bool(checks)),
         checks=checks,
         picture=picture,
     )
-    (repository.folder / CARD).write_text(text, encoding="utf-8")
+    if model.converted:
+        text = with_kept_text(text, origin.card)
+    (repository.folder / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def _list_files(folder: Path, written: Written) -> dict[str, int | None]:

@@ -25,10 +25,6 @@ class Undecided(UnsupportedModel):
     """The config leaves something open that changes what the model computes; the user can say it."""
 
 
-class AlreadyConverted(ConverterError):
-    """The source was written by this tool."""
-
-
 class OutputError(ConverterError):
     """The output folder exists, cannot be written, or does not fit on the disk."""
 

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from converter.config import LONGEST, OVERRIDES, PROVENANCE, is_count
+from converter.config import LONGEST, PROVENANCE, STEP, Config, Weights, is_count
 from converter.errors import SourceError, UsageError, VerificationError
+from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.open import read_model
 from converter.model.overrides import words
 from converter.result import manifest
+from converter.result.again import notes_on, weights_of
 from converter.result.card import PICTURE
 from converter.result.repository import own_code_only, set_dtype, small_files, write_repository
 from converter.result.staging import check_space
-from converter.scaling.request import SLOPES_FILE, Request, command_line
-from converter.scaling.scaling import Scaling
+from converter.scaling.request import RECORD, SLOPES_FILE, Request, command_line, request_for
+from converter.scaling.scaling import Scaling, read_scaling
 from converter.source.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
-from converter.source.hub import bytes_to_download
+from converter.source.hub import bytes_to_download, is_hub_id
 from converter.source.keys import GENERATE, settled
 from converter.source.open import open_folder
 from converter.source.remote_code import check_references
-from converter.source.sentence_transformers import set_limits
+from converter.source.sentence_transformers import LIMITS, set_limits
 from converter.source.source import CARD, CONFIG, VOCABULARIES, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
-from converter.weights.files import Link
+from converter.weights.files import Link, sha256
 from converter.weights.transfer import FLOATS, STORED, TORCH, Dtype, Order, transfer
 
+DIVERGED = "if the training diverged, convert an earlier save of it"
 SMALL = 16 << 20
 """Bytes reserved for everything but the weights when free disk space is checked."""
 FLOAT16 = (
@@ -124,20 +127,33 @@ class Plan:
         code = (*self.model.templates, *self.model.tokenizer.templates)
         check_references(self.model.source, code, self.copied.keys() & {*VOCABULARIES})
 
-    def command(self, out: str, *, verify: bool) -> str:
+    def command(self, out: str, weights: Weights, *, verify: bool) -> str:
         """The command line for the model card, with ``out`` as it is; a local source is cut to its name.
 
-        Of a Hub repository it names the commit, so that it makes the same files again.
+        Of a Hub repository it names the commit, so that it makes the same files again. For a converted
+        repository with its original's ``weights``, it is that of the original. Otherwise, the command that
+        made the converted repository comes first.
         """
-        model, source = self.model, self.model.source
-        more = words(model.overrides)
+        model, origin = self.model, self.model.origin
+        root = origin.source or self.model.source.root
+        name = root if is_hub_id(root) else f"./{root}"
+        place = {"revision": origin.commit, "subfolder": origin.subfolder}
+        first, more = "", words(model.overrides)
+        if model.converted and (weights != "original" or model.scaling.temperature):
+            here = model.source
+            first = command_line(
+                name, request_for(model.scaling, model.trained.tokens), "./converted", **place, more=more
+            )
+            changed = ", with other weights" * (weights == "other")
+            first += f"\n# {here.root}: saved of ./converted{changed}\n"
+            name = here.repo_id or f"./{here.root}"
+            place = {"revision": here.commit, "subfolder": here.subfolder}
+            more = []
         more += ["--dtype", self.asked_dtype] if self.asked_dtype else []
         more += ["--base-model", self.base_model] if self.base_model else []
         more += ["--max-length", str(self.max_length)] if self.max_length else []
         more += [] if verify else ["--no-verify"]
-        name = source.repo_id or f"./{source.root}"
-        place = {"revision": source.commit, "subfolder": source.subfolder}
-        return command_line(name, self.request, out, **place, more=more)
+        return first + command_line(name, self.request, out, **place, more=more)
 
 
 def decide(
@@ -156,6 +172,8 @@ def decide(
     """
     source = model.source
     scaling = model.resolve(request)
+    if model.converted and not request.asked:
+        request = _kept(model)
     if max_length is not None and not is_count(max_length, LONGEST):
         raise UsageError(f"`max_length` {max_length} is out of range; give a number from 1 to {LONGEST}")
     if max_length is not None and model.decoder:
@@ -168,7 +186,9 @@ def decide(
     tokenizer = model.tokenizer
     small = [name for name in small_files(source.files) if not tokenizer.leaves_out(name)]
     copied = {name: source.files[name] for name in small} | model.nested.files
-    rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
+    limits = model.contents(name for name in copied if name in LIMITS)
+    rewritten = {name: each for name, each in limits.items() if each != source.contents([name])[name]}
+    rewritten |= {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
     files = [name for name in copied if name.endswith(".json") and name not in VOCABULARIES]
     contents = {**source.contents(files), **rewritten}
@@ -178,13 +198,14 @@ def decide(
     limit = max_length or model.input_limit(scaling)
     limited, note = set_limits(contents, limit, decoder=model.decoder)
     config = model.scaled_config(scaling, tokenizer, limit)
+    config[PROVENANCE]["limits"] = _limits(model, config, contents, limited)
     judged, notes = settled(source, {CONFIG: config}, model.row_kinds)
     config, notes = judged.get(CONFIG, config), [*notes, *left_out]
     if source.inside(GENERATE):
         notes.append(f"{GENERATE}, code of the source that replaces generate, was not copied")
     if model.overrides:
-        config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
         notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")
+    notes += notes_on(model)
     if source.subfolder is not None:
         name = plain_text(source.name)
         notes.append(f"the source is the folder {name}; files outside it, such as a licence, were not copied")
@@ -218,6 +239,28 @@ def decide(
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, *given, notes)
 
 
+def _kept(model: Model) -> Request:
+    """The request for the scaling that a converted repository has, with the notes on its fitted slopes."""
+    request = request_for(model.scaling, model.trained.tokens)
+    content = model.source.object(SLOPES_FILE)
+    if request.slopes is None or read_scaling(content or None, SLOPES_FILE) != model.scaling:
+        return request
+    return replace(request, slopes=replace(request.slopes, record=content.get(RECORD)))
+
+
+def _limits(
+    model: Model, config: Config, contents: Mapping[str, Any], limited: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The input limits of the source that the result has not; None if they are not known."""
+    if model.provenance is not None and model.provenance.limits is None:
+        return None
+    before = {name: contents[name].get(LIMITS[name]) for name in limited}
+    key = model.family.length_hint if isinstance(model, AlibiModel) else None
+    if key is not None and config.get(key) != model.source_config.get(key):
+        before[CONFIG] = model.source_config.get(key)
+    return before
+
+
 def _stored_dtypes(model: Model) -> set[str]:
     """The safetensors dtypes of the weights that ``dtype`` would change, as far as they are known."""
     if not model.source.local:
@@ -247,6 +290,7 @@ class Written:
     model: Model
     weights: Mapping[str, int]
     """How weight files were written -> number of files; see ``ConversionResult.weights``."""
+    weights_are: Weights
     digests: Mapping[str, str]
     """Weight file -> its SHA-256, as far as it is known from writing."""
 
@@ -270,9 +314,31 @@ def write(
             f"the weights of {source.name} are not {TORCH[asked]}, as the Hub says; convert a local copy"
         )
     config = {**plan.config, **model.stored_in(folder, checkpoint, plan.config)}
+    weights = _weights(plan, folder, digests)
+    step = {"source": source.root, "commit": source.commit, "subfolder": source.subfolder}
+    config[PROVENANCE] = {**config[PROVENANCE], "weights": weights}
+    config[PROVENANCE] |= {} if weights == "original" else {STEP: step}
     templates = (*model.templates, *model.tokenizer.templates)
     write_repository(folder, config, templates, source, plan.copied, plan.rewritten)
     written = read_model(open_folder(folder))
     if written.scaling != plan.scaling:
         raise VerificationError(f"config.json has the scaling {written.scaling}, not {plan.scaling}")
-    return Written(written, how, digests)
+    return Written(written, how, weights, digests)
+
+
+def _weights(plan: Plan, folder: Path, digests: dict[str, str]) -> Weights:
+    """Whether the weights are the original's; reads those of a converted repository that nothing has read.
+
+    They are looked at as they are when they are copied: a training may have diverged. Their SHA-256 are added
+    to ``digests``.
+    """
+    model = plan.model
+    if not model.converted:
+        return "original"
+    for name, target in target_names(plan.weights, model.source.index).items():
+        if target not in digests:
+            scan = model.scan(name, DIVERGED) if plan.order.unread else bool
+            digests[target] = sha256(folder / target, look=scan)
+    if plan.order.dtype is not None or model.checkpoint.format == "bin":
+        return weights_of(model, {name: sha256(model.folder / name) for name in plan.weights})
+    return weights_of(model, digests)

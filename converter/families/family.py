@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from converter.config import PROVENANCE, Config, Geometry, count, head_dim, is_number, respelled
+from converter.config import PROVENANCE, Config, Geometry, count, head_dim, is_number, respelled, with_value
 from converter.errors import SourceError, Undecided, UnsupportedModel
 from converter.scaling.slopes import Slopes
 from converter.scaling.slopes import stock_slopes as press_slopes
 from converter.source.checkpoint import Tensor
+from converter.source.source import CONFIG
 
 Kind = Literal["decoder", "encoder"]
 
@@ -166,8 +167,10 @@ class Family:
         """The config with the keys and values that the template reads."""
         return self.rewrite(respelled(config, self.spellings))
 
-    def unconverted(self, config: Config) -> dict[str, Any]:
+    def unconverted(self, config: Config, limits: Config) -> dict[str, Any]:
         """A converted config as that of a source: with a source's class and model_type, and no scaling.
+
+        ``limits`` has the source's input limit under ``config.json``, if a conversion changed it.
 
         Raises:
             SourceError: it names a class that no conversion writes.
@@ -183,7 +186,10 @@ class Family:
             "model_type": next(iter(self.model_types), "bert"),
             "architectures": [self.classes[name] for name in named],
         }
-        return {**self.restored, **kept, **source}
+        result = {**self.restored, **kept, **source}
+        if self.length_hint is not None and CONFIG in limits:
+            result = with_value(result, self.length_hint, limits[CONFIG])
+        return result
 
     def set_length(self, config: dict[str, Any], length: int) -> None:
         """Gives the config's own length limit this number of tokens; that of a decoder is only raised."""

@@ -10,8 +10,9 @@ from converter.errors import SourceError, UnsupportedModel
 from converter.families import Family, recognise
 from converter.rotary import settings
 from converter.rotary.settings import Rotary
-from converter.source.checkpoint import quantised
+from converter.source.checkpoint import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS_INDEX, quantised
 from converter.source.keys import ADAPTER, MERGE
+from converter.source.source import Source
 
 QUANTISED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("quantization_config", "compression_config"), (None,)),
@@ -80,6 +81,16 @@ def check_wrapper(names: Iterable[str], embeddings: str, backbone: str) -> None:
                 f"{wrapper}. stands before the tensors' names, such as {name!r}: a wrapper was saved, not "
                 f"the model in it; save that ({inner}), or remove {wrapper}. from the names"
             )
+
+
+def check_one_save(source: Source) -> None:
+    """Raises ``SourceError`` for two sets of weights in what was saved: an older save may have left one."""
+    found = [name for name in (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX) if name in source.files]
+    if len(found) > 1:
+        raise SourceError(
+            f"{source.name} has {' and '.join(found)}; remove the weights of the older save, since it is not "
+            "known which are meant"
+        )
 
 
 def check_merged(place: object, names: Container[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance, is_count
+from converter.config import LONGEST, PROVENANCE, Config, Geometry, is_count
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.families import SLOPES, Family
 from converter.families.family import UNREAD
@@ -194,25 +194,28 @@ class AlibiModel(Model):
         A static scaling reaches the trained length, or else the config's own limit, times the factor. A
         dynamic one has no end; an encoder's is ``DYNAMIC_REACH``, since texts are cut without a warning. The
         limit of an encoder is never below the source's: the config's own, and what its files state. A
-        converted encoder has its limit in its config.
+        converted encoder that keeps its scaling keeps the limit in its config.
         """
-        own = self.source_config.get(self.family.length_hint or "")
+        key, kept = self.family.length_hint or "", not self.decoder and scaling.scaled
+        config = self.config if self.converted and scaling == self.scaling and kept else self.source_config
+        own = config.get(key)
         own = own if is_count(own, LONGEST) else None
-        if self.converted and not self.decoder and scaling.scaled:
+        if config is self.config:
             return own
+        # Where the source's limit was not recorded, that in the config has been multiplied already.
+        multiplied = None if self.provenance is not None and self.provenance.limits is None else own
         if scaling.dynamic and not self.decoder:
             reach = DYNAMIC_REACH * scaling.train_length
-        elif scaling.static and (trained := self.trained.tokens or own):
+        elif scaling.static and (trained := self.trained.tokens or multiplied):
             reach = round(trained * scaling.factor)
         else:
             return None
         if not self.decoder:
-            reach = max(reach, own or 0, stated_limit(self.source.contents(LIMITS)) or 0)
+            reach = max(reach, own or 0, stated_limit(self.contents(LIMITS)) or 0)
         return min(reach, LONGEST)
 
     def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
-        family, source = self.family, self.source
-        origin = Provenance(source.root, source.commit, self.trained.tokens, subfolder=source.subfolder)
+        family = self.family
         result = family.normalise(self.source_config)
         if tokenizer.here and (tokenizer.ours or "tokenizer_class" not in result):
             result["tokenizer_class"] = tokenizer.ours or family.tokenizer_class
@@ -222,7 +225,7 @@ class AlibiModel(Model):
             "model_type": family.model_type,
             "auto_map": family.auto_map,
             "alibi_scaling": scaling.to_json(),
-            PROVENANCE: origin.to_json(),
+            PROVENANCE: self.origin.to_json(),
         }
         if limit is not None:
             result = copy.deepcopy(result)  # the length may be inside an object shared with the source

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from converter.config import Config, Geometry, Provenance
-from converter.errors import SourceError
+from converter.config import Config, Geometry, Provenance, with_value
+from converter.errors import SourceError, UsageError
 from converter.model.words import Words
 from converter.rotary.settings import Change
 from converter.scaling.request import Defaults, Request, TrainLength
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.checkpoint import Checkpoint, read_checkpoint
-from converter.source.sentence_transformers import Nested, nested_files
+from converter.source.sentence_transformers import LIMITS, Nested, nested_files
 from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer, read_tokenizer
 from converter.weights.finite import Scan
@@ -51,6 +51,13 @@ class Model(ABC):
     """The values that the user gave for keys of the source's config."""
 
     positions: ClassVar[Literal["alibi", "rotary"]]
+
+    @property
+    def origin(self) -> Provenance:
+        """What a conversion records of where it comes from."""
+        source = self.source
+        known = self.provenance or Provenance(source.root, source.commit, None, subfolder=source.subfolder)
+        return replace(known, train_length=self.trained.tokens, overrides=self.overrides)
 
     # What the two kinds of positions differ in.
 
@@ -177,10 +184,29 @@ class Model(ABC):
         return self._trained()
 
     def resolve(self, request: Request) -> Scaling:
-        """The requested scaling; a ``UsageError`` if this model cannot have it."""
+        """The requested scaling, or that of a converted model if none is asked for.
+
+        Raises ``UsageError`` if this model cannot have it.
+        """
+        if self.converted and not request.asked:
+            if self.scaling.dynamic and self.trained.tokens != self.scaling.train_length:
+                raise UsageError(
+                    f"{self.name} is scaled from {self.scaling.train_length} tokens on; to scale it from "
+                    f"{self.trained.tokens}, give `dynamic` {self.scaling.dynamic} or another scaling too"
+                )
+            return self.scaling
         scaling = request.resolve(self.trained, self.name, self.defaults)
         self.check_scaling(scaling)
         return scaling
+
+    def contents(self, names: Iterable[str]) -> dict[str, Any]:
+        """What these JSON files hold, by name; in a converted repository, with the source's input limits."""
+        found = self.source.contents(names)
+        limits = (self.provenance.limits if self.provenance else None) or {}
+        for name in limits.keys() & found.keys() & LIMITS.keys():
+            if isinstance(found[name], dict):
+                found[name] = with_value(found[name], LIMITS[name], limits[name])
+        return found
 
     @property
     def row_kinds(self) -> tuple[str, ...]:

@@ -16,8 +16,15 @@ from converter.config import (
     without_implementation,
 )
 from converter.errors import UsageError
-from converter.families import Family, converted_family
-from converter.families.refusals import QUANTISED, check_family, check_merged, check_plain, check_source
+from converter.families import converted_family
+from converter.families.refusals import (
+    QUANTISED,
+    check_family,
+    check_merged,
+    check_one_save,
+    check_plain,
+    check_source,
+)
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.overrides import overridden
@@ -25,7 +32,7 @@ from converter.model.rotary import RotaryModel
 from converter.rotary import settings
 from converter.rotary.settings import Rotary
 from converter.scaling.request import Request, ScalingOptions
-from converter.scaling.scaling import UNSCALED, read_scaling
+from converter.scaling.scaling import read_scaling
 from converter.source.keys import check_adapter, settled
 from converter.source.open import open_source
 from converter.source.slopes_file import read_slopes_file
@@ -82,55 +89,52 @@ def read_model(
     source: Source, train_length: int | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Model:
     """The model that these files hold; raises as ``open_model``."""
-    config = written = source.config()
-    overrides = overrides or {}
-    scaling, provenance = UNSCALED, None
-    family = converted_family(config)
-    if family is not None or _rotary_record(config) is not None:
-        check_merged(source.name, source.files)
-        provenance = read_provenance(config) or Provenance(None, None, None)
-        _check_recorded(provenance, overrides)
-        check_plain(config)
-    else:
-        check_adapter(source)
-        config = overridden(without_implementation(config), overrides)
-        # transformers 4.57 only looks whether such a key is there.
-        config = {key: value for key, value in config.items() if key not in QUANTISED or value is not None}
-    found: Family | Rotary
+    config = source.config()
+    family, origin = converted_family(config), read_provenance(config)
+    if family is None and (origin is None or origin.rotary is None):
+        return _source(source, config, train_length, overrides or {})
+    check_merged(source.name, source.files)
+    check_one_save(source)
+    check_plain(config)
+    origin = origin or Provenance(None, None, None)
+    _check_recorded(origin, overrides or {})
+    given: dict[str, Any] = {
+        "source": source,
+        "config": config,
+        "provenance": origin,
+        "given_length": train_length,
+        "overrides": origin.overrides,
+    }
     if family is not None:
+        found = family.unconverted(without_implementation(config), origin.limits or {})
         scaling = read_scaling(config.get("alibi_scaling"))
-        config = family.unconverted(without_implementation(config))
-        found = check_family(family, config)
-    elif (record := _rotary_record(config)) is not None:
-        # This config is the one that would be loaded, so it is checked, whatever its record says.
-        settings.check_code(config)
-        scaling = read_scaling(record.get("scaling"))
-        source_config = {**settings.respelled(config), **record[SOURCE_CONFIG]}
-        config = {key: value for key, value in source_config.items() if key != PROVENANCE}
-        found = settings.read(config)
-    else:
-        found = check_source(config)
-        if isinstance(found, Family) and found.own_scaling:
-            scaling = read_scaling(config.get("alibi_scaling"))
+        return AlibiModel(family=check_family(family, found), source_config=found, scaling=scaling, **given)
+    record = origin.rotary or {}
+    # This config is the one that would be loaded, so it is checked, whatever its record says.
+    settings.check_code(config)
+    found = {**settings.respelled(config), **record[SOURCE_CONFIG]}
+    found.pop(PROVENANCE)
+    scaling = read_scaling(record.get("scaling"))
+    return RotaryModel(rotary=settings.read(found), source_config=found, scaling=scaling, **given)
+
+
+def _source(source: Source, written: Config, train_length: int | None, overrides: Mapping[str, Any]) -> Model:
+    check_adapter(source)
+    config = overridden(without_implementation(written), overrides)
+    # transformers 4.57 only looks whether such a key is there.
+    config = {key: value for key, value in config.items() if key not in QUANTISED or value is not None}
     given: dict[str, Any] = {
         "source": source,
         "config": written,
         "source_config": config,
-        "scaling": scaling,
-        "provenance": provenance,
         "given_length": train_length,
         "overrides": overrides,
     }
-    model = (
-        RotaryModel(rotary=found, **given) if isinstance(found, Rotary) else AlibiModel(family=found, **given)
-    )
-    return model
-
-
-def _rotary_record(config: Config) -> Mapping[str, Any] | None:
-    """What a conversion recorded of a rotary model; None if this is none."""
-    provenance = read_provenance(config)
-    return None if provenance is None else provenance.rotary
+    found = check_source(config)
+    if isinstance(found, Rotary):
+        return RotaryModel(rotary=found, **given)
+    own = config.get("alibi_scaling") if found.own_scaling else None
+    return AlibiModel(family=found, scaling=read_scaling(own), **given)
 
 
 def open_with_request(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry, Provenance
+from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry
 from converter.model.model import Model
 from converter.model.words import Words, auto_class, task
 from converter.rotary import settings
@@ -70,8 +70,7 @@ class RotaryModel(Model):
 
     def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
         del tokenizer, limit  # the tokenizer keeps its limit
-        source, train_length = self.source, self.trained.tokens
-        result = settings.scaled_config(self.source_config, self.rotary, scaling, train_length)
+        result = settings.scaled_config(self.source_config, self.rotary, scaling, self.trained.tokens)
         keys = [
             key for key in {**self.source_config, **result} if self.source_config.get(key) != result.get(key)
         ]
@@ -79,8 +78,7 @@ class RotaryModel(Model):
             "scaling": scaling.to_json(),
             SOURCE_CONFIG: {key: self.source_config.get(key) for key in keys},
         }
-        origin = Provenance(source.root, source.commit, train_length, record, subfolder=source.subfolder)
-        return {**result, PROVENANCE: origin.to_json()}
+        return {**result, PROVENANCE: replace(self.origin, rotary=record).to_json()}
 
     @property
     def tied_tensors(self) -> tuple[str, ...]:

@@ -61,9 +61,9 @@ class Contents:
 
     def check_digests(self, found: Mapping[str, str]) -> None:
         """Raises ``SourceError`` for a file whose SHA-256, found now, is not the one in the manifest."""
-        adopt = manifest.ADOPT.format(self.repository.folder)
+        again = manifest.AGAIN.format(self.repository.folder)
         remedy = (
-            f"{adopt}, otherwise put it back, or convert again (what you add yourself, `hf upload` sends "
+            f"{again}, otherwise put it back, or convert again (what you add yourself, `hf upload` sends "
             "after the push)"
         )
         manifest.check_digests(self.digests, found, remedy=remedy)
@@ -81,7 +81,7 @@ def read_contents(folder: Path) -> Contents:
     for name in (CONFIG, *code, *checkpoint.files, *filter(None, [checkpoint.index])):
         if name not in listed:
             raise SourceError(
-                f"{name} is not in {manifest.MANIFEST}; {manifest.ADOPT.format(folder)}, otherwise convert "
+                f"{name} is not in {manifest.MANIFEST}; {manifest.AGAIN.format(folder)}, otherwise convert "
                 "the source again"
             )
     wanted = sorted([*listed, *(name for name in UNLISTED if name in present)])

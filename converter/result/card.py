@@ -9,16 +9,17 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from converter._version import TESTED, __version__
+from converter.config import Weights
 from converter.families.family import TASKS
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.words import Words
 from converter.scaling.scaling import DYNAMIC_REACH
-from converter.source.hub import is_repo_id
-from converter.source.source import CARD, Source
+from converter.source.hub import is_hub_id, is_repo_id
+from converter.source.source import CARD
 from converter.source.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -164,13 +165,12 @@ TRAINED = 2048
 
 SECTIONS = ("Load", "Use", "Serve", "Fine-tune", "How it was made")
 """Titles of the sections of ``BODY``."""
-ADOPTED = "Longer contexts"
+GRAPHS = "ONNX"
+"""Title of the section that an export adds."""
+ADDED = "Longer contexts"
 """Title of the section about the conversion in a card that somebody else wrote."""
 OURS = re.compile(r"^with ntk-convert \S", re.MULTILINE)
 """Matches a line of every card that a conversion writes."""
-
-Weights = Literal["same", "rounded", "fine-tuned"]
-"""What became of the source's weights."""
 
 
 @dataclass(frozen=True)
@@ -185,14 +185,23 @@ class Origin:
     """Its model card, Markdown; empty if it has none."""
 
 
-def read_origin(source: Source, base_model: str | None) -> Origin:
-    """The origin of a conversion whose card, if any, was fetched; ``base_model`` is what the user gave."""
+def read_origin(model: Model, base_model: str | None) -> Origin:
+    """What a result is made from: the model, whose card, if any, was fetched, or what that was made from.
+
+    ``base_model`` is what the user gave.
+    """
+    source, made = model.source, model.origin
     card = ""
     if CARD in source.files:
         with source.open(CARD) as file:
             content = file.read(LARGEST_CARD + 1)
-        card = content.decode(errors="replace") if len(content) <= LARGEST_CARD else ""
-    return Origin(source.name, base_model or source.repo_id, source.commit, card)
+        # The text of a converted repository's card is kept, and so are bytes that are not UTF-8.
+        errors = "surrogateescape" if model.converted else "replace"
+        card = content.decode(errors=errors) if len(content) <= LARGEST_CARD else ""
+    root = made.source or source.root
+    hub_id = (root if is_hub_id(root) else None) if model.converted else source.repo_id
+    name = "/".join(filter(None, (root, made.subfolder)))
+    return Origin(name, base_model or hub_id, made.commit, card)
 
 
 def describe(
@@ -203,6 +212,7 @@ def describe(
     tokenizer: Tokenizer,
     sentence_encoder: bool | None,
     weights: Weights,
+    rounded: bool,
     notes: Sequence[str],
     place: str,
     command: str,
@@ -219,13 +229,14 @@ def describe(
     if embeds is None:  # then sentence-transformers takes the mean of an encoder's hidden states
         bare = isinstance(repository, AlibiModel) and repository.head == "Model"
         embeds, pooling = bare and not repository.decoder, " --pooling mean"
-    if weights == "fine-tuned":
-        changed = "It was fine-tuned after the conversion, so its weights are its own"
-    else:
-        rounded = weights == "rounded"
+    if weights == "original":
         same = "Tokenizer" if rounded else "Weights, tokenizer"
         differs = words.differs + ", and the weights' dtype" * rounded
         changed = f"{same} and tensor names are those of the source; only {differs}"
+    elif weights == "other":
+        changed = "It was changed after that conversion, as by fine-tuning, so its weights are its own"
+    else:
+        changed = "It was saved and converted again, so its weights may be its own"
     use = _use(words, tokenizer, place, sentence_encoder=embeds)
     more = USE.format(code=use) if use else ""
     if isinstance(repository, AlibiModel):
@@ -253,21 +264,22 @@ def describe(
         checks="\n".join(f"- {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in checks)
         or "- nothing: `--no-verify` was given",
     )
-    found = _metadata(origin, words, sentence_encoder, embeds=embeds, fine_tuned=weights == "fine-tuned")
+    found = _metadata(origin, words, sentence_encoder, embeds=embeds, weights=weights)
     return f"---\n{yaml.safe_dump(found, sort_keys=False, allow_unicode=True)}---\n\n{body}"
 
 
-def adopted(card: str, fresh: str) -> str:
-    """The card of a fine-tuned model, from the folder's and what ``describe`` says.
+def with_kept_text(fresh: str, card: str) -> str:
+    """The card of a repository that is converted again, from what ``describe`` says and the older card.
 
-    A card that a conversion wrote is replaced, but keeps the sections that somebody added. Any other card
-    keeps its text and gets the new one as a section.
+    One that a conversion wrote is replaced, but keeps the sections that somebody added. Any other card
+    keeps its text and gets the new one as a section. Sections about graphs, which are not copied, go.
     """
+    card = without_section(card, GRAPHS)
     header, body = _split(card)
     new_header, new_body = _split(fresh)
     if not body.strip():
         return fresh
-    if OURS.search(body) and f"\n## {ADOPTED}\n" not in body:
+    if OURS.search(body) and f"\n## {ADDED}\n" not in body:
         for title, text in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", body, re.DOTALL | re.MULTILINE):
             fresh = fresh if title in SECTIONS else with_section(fresh, title, f"{text.strip()}\n")
         return fresh
@@ -275,14 +287,18 @@ def adopted(card: str, fresh: str) -> str:
     section = re.sub("^##", "###", text.strip(), flags=re.MULTILINE)
     # Front matter that cannot be read stays as it is.
     kept = header if header and not _front_matter(card) else new_header
-    return kept + with_section(body, ADOPTED, f"{section}\n")
+    return kept + with_section(body, ADDED, f"{section}\n")
 
 
 def with_section(card: str, title: str, text: str) -> str:
     """A card with one more section at its end, which replaces an older one of the same title."""
-    older = re.compile(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", re.DOTALL)
-    rest = older.sub("", card).rstrip("\n")
+    rest = without_section(card, title).rstrip("\n")
     return f"{rest}\n\n## {title}\n\n{text}"
+
+
+def without_section(card: str, title: str) -> str:
+    """A card without its sections of this title."""
+    return re.sub(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", "", card, flags=re.DOTALL)
 
 
 def with_place(card: str, place: str, revision: str | None = None) -> str:
@@ -322,17 +338,18 @@ def _front_matter(card: str) -> dict[str, Any]:
 
 
 def _metadata(
-    origin: Origin, words: Words, sentence_encoder: bool | None, *, embeds: bool, fine_tuned: bool
+    origin: Origin, words: Words, sentence_encoder: bool | None, *, embeds: bool, weights: Weights
 ) -> dict[str, Any]:
     """The front matter: what still holds of the older card's, and what is known of this model."""
-    found = _front_matter(origin.card)
+    found, own = _front_matter(origin.card), weights != "original"
     known = {key: _texts(found.get(key)) for key in KEPT}
-    # The card of a fine-tuned model is its own, and may name a closer parent than the conversion's source.
+    # The card of a model with other weights is its own, and may name a closer parent than the source.
     parents = [origin.base_model, _hub_ids(known["base_model"])]
-    parent = next(filter(None, reversed(parents) if fine_tuned else parents), None)
+    parent = next(filter(None, reversed(parents) if own else parents), None)
     of_sentences = sentence_encoder or (embeds and known["library_name"] == SENTENCES)
     tag = known["pipeline_tag"]
-    if tag is None or (fine_tuned and tag in (SIMILARITY, *TASKS.values())):  # it may have another head now
+    # It may have another head now.
+    if tag is None or (own and tag in (SIMILARITY, *TASKS.values())):
         tag = SIMILARITY if of_sentences else words.task
     tags = known["tags"] or []
     tags = [tags] if isinstance(tags, str) else tags
@@ -340,14 +357,14 @@ def _metadata(
     made = {
         "pipeline_tag": tag,
         "base_model": parent,
-        "base_model_relation": "finetune" if fine_tuned and parent else None,
+        "base_model_relation": "finetune" if weights == "other" and parent else None,
         "library_name": SENTENCES if of_sentences else "transformers",
         "tags": list(dict.fromkeys([*kept, *words.tags])),
     }
-    if fine_tuned:
+    if own:
         local = [key for key, value in found.items() if isinstance(value, str) and LOCAL.search(value)]
-        own = {key: value for key, value in found.items() if key not in local}
-        known = {**own, **known, "model_type": None, "new_version": None}
+        stated = {key: value for key, value in found.items() if key not in local}
+        known = {**stated, **known, "model_type": None, "new_version": None}
     others = {key: value for key, value in known.items() if key not in made}
     return {key: value for key, value in {**others, **made}.items() if value is not None}
 

@@ -10,16 +10,17 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from converter.config import is_integer
 from converter.errors import SourceError
 from converter.source.jsonfile import read_object
-from converter.source.source import CARD
+from converter.source.source import CARD, Source
 from converter.weights.files import sha256
 
 MANIFEST = "ntk_convert.json"
-ADOPT = "if the model was fine-tuned, run ntk-convert adopt {}"
-"""Advice for a folder that transformers wrote."""
+AGAIN = "if the model was changed on purpose, convert it: ntk-convert {} --out NEW"
+"""Advice for a folder that transformers wrote, or with files that are not as they were written."""
 UNLISTED = (CARD, MANIFEST)
 
 
@@ -61,11 +62,16 @@ def as_json(entries: Mapping[str, Entry]) -> str:
 def read(folder: Path, unlisted: Collection[str] = UNLISTED) -> dict[str, Entry]:
     """The listed files, by name; ``SourceError`` if there is no manifest, or it is damaged."""
     if not (folder / MANIFEST).is_file():
-        raise SourceError(
-            f"{folder} has no {MANIFEST}, which a conversion writes; {ADOPT.format(folder)}, otherwise "
-            "convert the source again"
-        )
-    files = read_object(folder / MANIFEST).get("files")
+        raise SourceError(f"{folder} has no {MANIFEST}, which a conversion writes; {AGAIN.format(folder)}")
+    return _entries(read_object(folder / MANIFEST).get("files"), unlisted)
+
+
+def listed(source: Source) -> dict[str, Entry]:
+    """The files that the manifest in a source lists; empty without one, or with one that has no digests."""
+    return _entries(source.object(MANIFEST).get("files"), UNLISTED)
+
+
+def _entries(files: Any, unlisted: Collection[str]) -> dict[str, Entry]:
     entries = {}
     for name, found in files.items() if isinstance(files, dict) else ():
         size, digest = (found.get("size"), found.get("sha256")) if isinstance(found, dict) else (None, None)

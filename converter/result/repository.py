@@ -11,6 +11,7 @@ from typing import Any
 from converter.config import Config
 from converter.errors import SourceError
 from converter.families.templates import templates_folder
+from converter.scaling.request import SLOPES_FILE
 from converter.source.keys import ADAPTER
 from converter.source.remote_code import without_references
 from converter.source.source import CARD, CONFIG, Source
@@ -42,6 +43,7 @@ LEFT_NAMES = (
     "ntk_convert.json",
     "genai_config.json",
     "onnx_validation.json",
+    SLOPES_FILE,
 )
 
 
@@ -81,7 +83,9 @@ def write_repository(
     """Writes them; ``copied`` must have been fetched, ``rewritten`` is the content of other JSON files."""
     for name, value in {CONFIG: config, **rewritten}.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        # transformers sorts the keys of a config.json too, so what it saves of a result looks the same.
+        text = json.dumps(value, indent=2, sort_keys=name == CONFIG)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
     for name in templates:
         copy_file(templates_folder() / name, folder / name)
     for name in copied:

@@ -74,6 +74,11 @@ def is_repo_id(name: str) -> bool:
     return True
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether a name is that of a repository on the Hub: it has an owner, as no folder's own name has."""
+    return "/" in name and is_repo_id(name)
+
+
 def open_repository(
     repo_id: str,
     *,

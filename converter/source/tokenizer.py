@@ -38,6 +38,8 @@ KNOWN = {
     "ReplitLMTokenizer": Known("NtkReplitTokenizer", "spiece.model"),
 }
 """Class name in the source -> its counterpart."""
+OURS = {known.ours: name for name, known in KNOWN.items()}
+"""Class name in a converted repository -> that of its source."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def read_tokenizer(source: Source, config: Config, *, code: bool = True) -> Toke
             return Tokenizer()
         return _missing("the source has no tokenizer files")
     name = reference.rpartition(".")[2]
+    name = OURS.get(name, name)
     known = KNOWN.get(name) if code else None
     if known is None:
         name = plain_text(name)
@@ -128,4 +131,4 @@ def _reference(settings: Config, config: Config) -> str | None:
             if isinstance(name, str):
                 return name
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    return named if isinstance(named, str) and named in KNOWN else None
+    return named if isinstance(named, str) and named in {*KNOWN, *OURS} else None

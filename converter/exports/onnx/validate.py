@@ -57,7 +57,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     repository = check_alibi(repository, repository.config)
     graphs = graphs_in(repository.folder)
     if not graphs:
-        manifest.read(repository.folder)  # a fine-tuned model has to be adopted first
+        manifest.read(repository.folder)  # what was saved of it has to be converted first
         raise SourceError(f"{folder} has no ONNX graph; write one first: ntk-convert export {folder}")
     listed = manifest.read(repository.folder) if (repository.folder / manifest.MANIFEST).is_file() else {}
     try:
@@ -99,7 +99,7 @@ def check_as_written(
     total = sum((folder / name).stat().st_size for name in compared)
     with byte_bar(f"comparing with {manifest.MANIFEST}", total, show=progress) as advance:
         found = {name: sha256(folder / name, advance) for name in compared}
-    remedy = f"{manifest.ADOPT.format(folder)}, otherwise put it back, or convert or export again"
+    remedy = f"{manifest.AGAIN.format(folder)}, otherwise put it back, or convert or export again"
     manifest.check_digests(digests, found, remedy=remedy)
 
 

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from converter.evaluation.tune import Tuning, tune
     from converter.exports.onnx.export import ExportResult, export
     from converter.exports.onnx.options import OnnxOptions
-    from converter.exports.onnx.validate import validate
     from converter.inspection import Inspection, inspect
     from converter.pictures.plotting import plot
     from converter.publish.push import PushResult, push
+    from converter.validation import Validation, validate
 
 __all__ = [
     "ConversionResult",
@@ -61,6 +61,7 @@ __all__ = [
     "Tuning",
     "UnsupportedModel",
     "UsageError",
+    "Validation",
     "ValidationError",
     "VerificationError",
     "__version__",
@@ -87,10 +88,10 @@ _MODULES = {
     "evaluation.tune": ("Tuning", "tune"),
     "exports.onnx.export": ("ExportResult", "export"),
     "exports.onnx.options": ("OnnxOptions",),
-    "exports.onnx.validate": ("validate",),
     "inspection": ("Inspection", "inspect"),
     "pictures.plotting": ("plot",),
     "publish.push": ("PushResult", "push"),
+    "validation": ("Validation", "validate"),
 }
 """Module -> what is taken from it; the errors are those in ``converter.errors``."""
 

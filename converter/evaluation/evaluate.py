@@ -100,7 +100,7 @@ def evaluate(
     for model in listed(models):
         with open_subject(model, hardware, progress=progress, **source) as subject:
             name = _unique(subject.model.name, described)
-            scalings = [subject.resolve(request) for request in requests] or [subject.model.scaling]
+            scalings = [subject.model.resolve(request) for request in requests] or [subject.model.scaling]
             wanted = () if fixed else default_lengths(name, subject.model.trained.tokens, lengths)
             exam = Exam.prepare(subject, asked, files, wanted, items, seed)
             short = short_names(map(str, scalings))

@@ -109,7 +109,7 @@ def fit(
     ``convert(model, out, slopes=fit(...).slopes)`` writes the model.
 
     Args:
-        model: a local folder or a Hub id, not converted.
+        model: a local folder or a Hub id.
         target_length: length to reach in tokens, above the trained length.
         text: UTF-8 files to learn from: the next token or, in encoders, masked ones.
         prompts: tasks whose answers to learn, such as ``make_task("prompts", file)``.

@@ -22,7 +22,7 @@ from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.task import Item, Task
 from converter.fitting.samples import Answered, Prompts, Samples, Windows
 from converter.fitting.trainable import Batch, row_losses
-from converter.scaling.scaling import UNSCALED, Scaling
+from converter.scaling.scaling import Scaling
 from converter.texts import read_windows
 
 TOKENS_PER_STEP = 8192
@@ -53,7 +53,7 @@ class Judged:
     items: int
     """Windows or prompts."""
     before: float
-    """Mean loss in nats per predicted token with the stock slopes."""
+    """Mean loss in nats per predicted token with the stock slopes, or those that the model was tuned with."""
     after: float
     """The same with the fitted slopes."""
     better: int
@@ -184,7 +184,8 @@ def judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, traine
     parts = judging(samples, trained, static=scaling.static)
     batches = [each.kept(items) for each, items in parts]
     before, after = (
-        [row_losses(subject.scaled(wanted), each) for each in batches] for wanted in (UNSCALED, scaling)
+        [row_losses(subject.scaled(wanted), each) for each in batches]
+        for wanted in (subject.baseline, scaling)
     )
     kept = zip(parts, batches, before, after, strict=True)
     return [judged(each.name, found, stock, fitted) for (each, _), found, stock, fitted in kept]

@@ -20,6 +20,8 @@ RESULTS = "results.json"
 PERPLEXITY = "perplexity"
 SIGNIFICANT = 0.05
 """A difference with a smaller p is marked as significant."""
+OTHER_CODE = "other"
+"""Recorded of a converted repository whose code is not this version's, with which it is measured."""
 FAILS = 0.1
 """Mean score below which a model counts as unable to do a task."""
 WORTH, WORTH_RATIO = 0.1, 0.98
@@ -230,7 +232,7 @@ class Results:
         if any(_open(each) for each in self.measurements):
             gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
             parts += [f"? too few items to tell a gain of {gain}", ""]
-        for line in self._doubts():
+        for line in (*self._doubts(), *self._other_code()):
             parts += [line, ""]
         named = legend(own) if labels is None else ""
         return "\n".join([*parts, named] if named else parts[:-1])
@@ -251,6 +253,14 @@ class Results:
             f"Unscaled, {model} fails even at the shortest length: {', '.join(tasks)}. These tasks tell "
             "nothing about how scaling affects it; measure it on tasks of your own."
             for model, tasks in failed.items()
+        ]
+
+    def _other_code(self) -> list[str]:
+        """A line for each converted repository whose own code was not what was measured."""
+        return [
+            f"{name} has code of another version, or edited code; measured with the code of this version."
+            for name, model in self.models.items()
+            if model.get("code") == OTHER_CODE
         ]
 
 

@@ -1,9 +1,9 @@
 """A checkpoint that is evaluated: opened once, then loaded with one scaling after another.
 
-A source is first converted into a temporary folder whose weights are links to the source's, and verified. So
-the evaluation measures what a conversion gives. An ALiBi model is loaded once, and its slopes are changed.
-A rotary model is converted and loaded for each scaling, since transformers reads the scaling when it builds
-the model.
+A checkpoint is first converted into a temporary folder whose weights are links to its own, and verified. So
+the evaluation measures what a conversion gives, with this version's code. An ALiBi model is loaded once, and
+its slopes are changed. A rotary model is converted and loaded for each scaling, since transformers reads the
+scaling when it builds the model.
 
 No code of a checkpoint is run, converted or not, whatever its files say: the classes of models and tokenizers
 are transformers' own, or come from this tool's templates.
@@ -15,6 +15,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,25 +24,27 @@ from transformers import AutoModelForCausalLM
 
 from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory
 from converter.evaluation.embeddings import pooling_of
+from converter.evaluation.results import OTHER_CODE
 from converter.evaluation.runner import Hardware
+from converter.families.templates import templates_folder
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.open import open_model
 from converter.model.words import auto_class
 from converter.plan import decide, write
-from converter.result.converted import open_converted
+from converter.result.again import weights_of
 from converter.result.repository import small_files
-from converter.scaling.request import Request, request_for
+from converter.scaling.request import request_for
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.scaling.slopes import Slopes
 from converter.source.checkpoint import read_checkpoint
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.source.source import CONFIG, plain_text
-from converter.source.tokenizer import TEMPLATE
 from converter.texts import load_tokenizer, quiet
 from converter.verification import verify
 from converter.verification.patched import Patched
+from converter.weights.files import sha256
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,8 +75,6 @@ class Subject:
     def stretched_to(self, target: int) -> int:
         """The trained length; raises ``UsageError`` unless the model can be scaled from it to the target."""
         trained = self.model.trained.tokens
-        if self.model.converted:
-            raise UsageError(f"{self.model.name} is already converted; give its source")
         if target > LONGEST:
             raise UsageError(f"`target_length` {target} is out of range; give at most {LONGEST}")
         if trained is None:
@@ -121,12 +122,12 @@ class Subject:
             return replace(self.machine, batch_size=1)
         return self.machine
 
-    def resolve(self, request: Request) -> Scaling:
-        """The requested scaling; raises ``UsageError`` if this model cannot compute it."""
-        scaling = self.model.resolve(request)
-        if scaling != self.model.scaling and self.patched is None and self.model.converted:
-            raise UsageError(f"{self.model.name} is already scaled; give its source to try other scalings")
-        return scaling
+    @cached_property
+    def baseline(self) -> Scaling:
+        """What other scalings are compared with: none, or the one that the model was tuned with."""
+        digests = {name: sha256(self.model.folder / name) for name in self.model.source.weights()}
+        tuned = self.model.converted and weights_of(self.model, digests) != "original"
+        return self.model.scaling if tuned else UNSCALED
 
     def scaled(self, scaling: Scaling) -> Any:
         """The model under a scaling, in evaluation mode; do not use an earlier one after this call."""
@@ -143,11 +144,19 @@ class Subject:
         self._loaded = scaling, model
         return model
 
+    @property
+    def other_code(self) -> bool:
+        """Whether it is a converted repository with other code than is measured: this version's."""
+        source, templates = self.model.source, templates_folder()
+        names = [name for name in self.model.templates if name in source.files]
+        return any(source.read(name) != (templates / name).read_bytes() for name in names)
+
     def describe(self, model: Any) -> dict[str, Any]:
         """What results record about the model, which ``scaled`` returned."""
         return {
             "family": self.model.kind,
             "commit": self.model.source.commit,
+            **({"code": OTHER_CODE} if self.other_code else {}),
             "train_length": self.model.trained.tokens,
             "heads": self.model.geometry.num_heads,
             "layers": self.model.geometry.num_layers,
@@ -173,15 +182,7 @@ class Subject:
 
     def _load_rotary(self, scaling: Scaling) -> Any:
         folder = self.work / f"rotary-{len(list(self.work.iterdir()))}"
-        if self.model.converted:
-            folder.mkdir()
-            source = self.model.source
-            source.copy(CONFIG, folder / CONFIG)
-            for name in (*source.weights(), *filter(None, [source.index])):  # and no other file
-                (folder / name).symlink_to((source.folder / name).resolve())
-            verify(open_converted(folder))
-        else:
-            _convert(self.model, folder, scaling)
+        _convert(self.model, folder, scaling)
         return self._load(AutoModelForCausalLM, folder, trust_remote_code=False)
 
     def _load(self, model_class: Any, folder: Path, **arguments: Any) -> Any:
@@ -223,23 +224,19 @@ def open_subject(
             f"{source.name} has no language model, which evaluation needs: config.json says "
             f"{plain_text(config['architectures'][0])}"
         )
-    if not (opened.converted or opened.tokenizer.here):
+    if not opened.tokenizer.here:
         raise SourceError(
             f"{source.name} has no tokenizer that loads without remote code, and evaluation needs one"
         )
     source.fetch([CONFIG, *small_files(source.files), *source.weights()])
-    if opened.converted or not isinstance(opened, AlibiModel):
+    if not isinstance(opened, AlibiModel):
         source.check(source.weights())  # else the conversion does
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
         work = Path(name)
         folder, patched = source.folder, None
         if isinstance(opened, AlibiModel):
-            if opened.converted:
-                source.fetch([*opened.templates, *({TEMPLATE} & source.files.keys()), *opened.nested.files])
-                repository = open_converted(folder)
-            else:
-                folder = work / "model"
-                repository = _convert(opened, folder, UNSCALED, progress=progress)
+            folder = work / "model"
+            repository = _convert(opened, folder, UNSCALED, progress=progress)
             assert isinstance(repository, AlibiModel)
             patched = stack.enter_context(Patched.load(repository))
             headless = patched.architecture is patched.backbone

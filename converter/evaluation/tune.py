@@ -42,7 +42,7 @@ ITEMS = 100
 
 @dataclass(frozen=True)
 class Choice:
-    """The best scaling by one measure, judged against none on the half that did not choose it."""
+    """The best scaling by one measure, judged against the baseline on the half that did not choose it."""
 
     measure: str
     """"retrieval" or "perplexity"."""
@@ -71,14 +71,16 @@ class Tuning:
     train_length: int
     target_length: int
     candidates: Results
-    """All candidates on the half that chooses, at the target; the first is none."""
+    """All candidates on the half that chooses, at the target; the first is the baseline."""
     choices: Sequence[Choice]
     """The best by retrieval, and by perplexity if there was a text."""
     curve: Results
-    """None and the choices on the other half, from the trained length to the target."""
+    """The baseline and the choices on the other half, from the trained length to the target."""
     command: str | None
     """The command line that bakes ``advice`` in; None if nothing helps."""
     seconds: float
+    baseline: Scaling = UNSCALED
+    """What all are compared with: none, or the scaling that the model was tuned with."""
 
     @property
     def verdict(self) -> Verdict:
@@ -89,8 +91,8 @@ class Tuning:
 
     @property
     def advice(self) -> Scaling:
-        """The scaling to bake in: the first choice that helps, retrieval before perplexity; else none."""
-        return next((each.scaling for each in self.choices if each.verdict == "helps"), UNSCALED)
+        """The scaling to bake in: the first choice that helps, retrieval first; else the baseline."""
+        return next((each.scaling for each in self.choices if each.verdict == "helps"), self.baseline)
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON, and the verdict."""
@@ -105,6 +107,7 @@ class Tuning:
                 for each in self.choices
             ],
             "curve": self.curve.to_json(),
+            "baseline": self.baseline.to_json(),
             "advice": self.advice.to_json(),
             "command": self.command,
             "seconds": round(self.seconds, 1),
@@ -131,7 +134,7 @@ def tune(
     """Finds the scaling that serves ``target_length`` best, and measures what it costs at short lengths.
 
     Args:
-        model: a local folder or a Hub id, not converted.
+        model: a local folder or a Hub id.
         target_length: length to reach in tokens, above the trained length.
         tasks, text: what to measure, as for ``evaluate``.
         items: most prompts of each length, and most windows; half of them choose, and half judge.
@@ -155,17 +158,19 @@ def tune(
     with open_subject(model, hardware, progress=progress, **source) as subject:
         started = time.monotonic()
         trained = subject.stretched_to(target_length)
-        scalings = candidates(subject.model, trained, target_length)
+        baseline = subject.baseline
+        others = candidates(subject.model, trained, target_length)
+        scalings = list(dict.fromkeys([baseline, *others]))
         if slopes is not None:
-            scalings.append(subject.resolve(Request(slopes=read_slopes_file(slopes))))
+            scalings.append(subject.model.resolve(Request(slopes=read_slopes_file(slopes))))
         exam = Exam.prepare(subject, asked, files, ladder(trained, target_length), items, seed)
         judging, choosing = _halves(exam, trained, target_length)
         finalists = 1 + bool(exam.tasks) + bool(exam.windows.size)
         work = choosing.tokens * len(scalings) + judging.tokens * finalists
         say(_announcement(subject, choosing, len(scalings), work))
         named = {scaling: short_names(map(str, scalings))[str(scaling)] for scaling in scalings}
-        with token_bar(named[UNSCALED], work, show=progress) as bar:
-            stock = judging.measure(subject, UNSCALED, bar, first=True)
+        with token_bar(named[baseline], work, show=progress) as bar:
+            stock = judging.measure(subject, baseline, bar, first=True)
             failed = [each.task for each in stock if each.length <= trained and each.value == 0]
             choosing, judging = choosing.at_longest(failed), judging.only(stock)
             found = _run(choosing, subject, named if choosing.tokens else {}, bar)
@@ -176,7 +181,7 @@ def tune(
             }
             curve = _run(judging, subject, {each: named[each] for each in best.values()}, bar, stock)
             bar.rename("tuning")
-        about = {subject.model.name: subject.describe(subject.scaled(UNSCALED))}
+        about = {subject.model.name: subject.describe(subject.scaled(baseline))}
     seconds = time.monotonic() - started
     result = Tuning(
         model=subject.model.name,
@@ -190,8 +195,9 @@ def tune(
         curve=Results(curve, about, settings, seconds),
         command=None,
         seconds=seconds,
+        baseline=baseline,
     )
-    if result.advice == UNSCALED:
+    if result.advice == baseline:
         return result
     source["revision"] = subject.model.source.commit  # what was measured
     bake = command(model, result.advice, trained, source, slopes=None if slopes is None else str(slopes))
@@ -230,9 +236,9 @@ def _halves(exam: Exam, trained: int, target: int) -> tuple[Exam, Exam]:
 def _announcement(subject: Subject, exam: Exam, scalings: int, work: int) -> str:
     """How much is measured, and how long it takes by the time of the first prompt of each task."""
     first = exam.sliced(lambda _: slice(0, 1))
-    subject.scaled(UNSCALED)  # loaded before the time is taken
+    subject.scaled(subject.baseline)  # loaded before the time is taken
     started = time.monotonic()
-    first.measure(subject, UNSCALED)
+    first.measure(subject, subject.baseline)
     minutes = work / first.tokens * (time.monotonic() - started) / 60
     return f"measuring {scalings} scalings takes about {minutes:.1f} minutes; fewer items take less"
 
@@ -257,7 +263,7 @@ def _of(measure: str, each: Measurement) -> bool:
 
 
 def _best(found: Sequence[Measurement], measure: str, scalings: Sequence[Scaling]) -> Scaling:
-    """The best scaling but none by a measure; among equals the first, which is the mildest."""
+    """The best scaling but the baseline by a measure; among equals the first, which is the mildest."""
 
     def badness(scaling: Scaling) -> float:
         mean = float(np.mean(pooled(measure, scaling, found)[0]))

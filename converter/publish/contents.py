@@ -7,14 +7,14 @@ reports of exports. All other files in the folder are the user's own and are not
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converter.config import PROVENANCE
-from converter.errors import SourceError, VerificationError
-from converter.exports.onnx.files import REPORT
+from converter.errors import SourceError, ValidationError
+from converter.exports.onnx.files import REPORT, graphs_in
 from converter.model.model import Model
 from converter.progress import byte_bar
 from converter.result import manifest
@@ -100,17 +100,20 @@ def read_contents(folder: Path) -> Contents:
     return contents
 
 
-def verify(repository: Model, listed: Collection[str], *, progress: bool = False) -> list[Check]:
-    """Checks a converted repository as the conversion did, and its ``listed`` exports as ``export`` did."""
-    from converter.exports.onnx.validate import check_again
-    from converter.verification import verify as check
+def verify(contents: Contents, *, progress: bool = False) -> list[Check]:
+    """Checks the model and the listed graphs as ``validate`` does; raises for the first check that fails."""
+    from converter import validation
+    from converter.verification import Check
 
-    stored = repository.stored
-    for key, value in stored.items():
-        if repository.config.get(key) != value:
-            raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert the source again")
-    checks = check(repository, progress=progress)
-    return checks + check_again(repository, listed, progress=progress)
+    model = contents.repository
+    checks = validation.verify(model, progress=progress)
+    graphs = {name: path for name, path in graphs_in(model.folder).items() if name in contents.digests}
+    if graphs:
+        report = validation.run_graphs(model, graphs, progress=progress)
+        if report.failure:
+            raise ValidationError(f"{report.failure}; export it again, or remove it")
+        checks += [Check("graph", f"{graph.file}: {graph}") for graph in report.graphs]
+    return checks
 
 
 def _walk(folder: Path) -> Iterator[str]:

@@ -142,7 +142,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     if target is not None:
         _compare(options, contents, files, target)
     contents = contents.with_linked(progress=progress)
-    checks = [] if verified else verify(contents.repository, contents.digests.keys(), progress=progress)
+    checks = [] if verified else verify(contents, progress=progress)
     target = target or hub.create(options.branch, private=options.private)
     changed, others = _compare(options, contents, files, target)
     kept = []

@@ -41,6 +41,7 @@ def verify(
     source_config: Config | None = None,
     source: Path | None = None,
     *,
+    passed: list[Check] | None = None,
     progress: bool = False,
 ) -> list[Check]:
     """Checks a converted repository.
@@ -49,6 +50,7 @@ def verify(
         model: a converted repository, complete except for its card.
         source_config: the source's config as read, for the stock model; by default ``model``'s.
         source: the source's folder, for its tokenizer; None if it is not at hand.
+        passed: gets each check that passes.
         progress: draw a progress bar on stderr.
 
     Returns:
@@ -62,12 +64,14 @@ def verify(
         with steps("verifying", CHECKS, show=progress) as bar, unlogged(), one_thread():
             if isinstance(model, AlibiModel):
                 config = model.source_config if source_config is None else source_config
-                return _verify_alibi(model, config, source, bar)
+                return _verify_alibi(model, config, source, [] if passed is None else passed, bar)
             assert isinstance(model, RotaryModel)
             from converter.verification import rotary
 
             checks = rotary.verify(model)
             bar(CHECKS)
+            if passed is not None:
+                passed += checks
             return checks
     except ConverterError:
         raise
@@ -103,11 +107,12 @@ def _incompatible(model: Model) -> str | None:
     return None
 
 
-def _verify_alibi(model: AlibiModel, source_config: Config, source: Path | None, bar: Bar) -> list[Check]:
+def _verify_alibi(
+    model: AlibiModel, source_config: Config, source: Path | None, passed: list[Check], bar: Bar
+) -> list[Check]:
     from converter.verification import loaded, paths, slopes, tensors
     from converter.verification.patched import Patched
 
-    found = []
     with Patched.load(model) as patched:
         for check in (
             tensors.check,
@@ -115,10 +120,10 @@ def _verify_alibi(model: AlibiModel, source_config: Config, source: Path | None,
             paths.check,
             partial(loaded.check, source_config=source_config, source=source),
         ):
-            found.append(check(patched))
-            bar.rename(f"verified {found[-1].name}")
+            passed.append(check(patched))
+            bar.rename(f"verified {passed[-1].name}")
             bar(1)
-    return found
+    return passed
 
 
 @contextmanager

@@ -74,7 +74,20 @@ class GraphReport:
 
     @property
     def passed(self) -> bool:
-        return all(check.passed for check in self.structure) and all(p.passed for p in self.providers)
+        return self.failure is None
+
+    @property
+    def failure(self) -> str | None:
+        """The first check that failed, in one line; None if all passed."""
+        for check in (*self.structure, *(each for place in self.providers for each in place.checks)):
+            if not check.passed:
+                return f"{check.name}: {check.detail}"
+        return None
+
+    def __str__(self) -> str:
+        """In one line."""
+        places = ", ".join(place.provider for place in self.providers)
+        return self.failure or f"gives what the model gives, on {places}; run: {self.extent}"
 
 
 @dataclass(frozen=True)
@@ -94,11 +107,7 @@ class ValidationReport:
     @property
     def failure(self) -> str | None:
         """The first check that failed, in one line; None if all passed."""
-        for graph in self.graphs:
-            for check in (*graph.structure, *(c for p in graph.providers for c in p.checks)):
-                if not check.passed:
-                    return f"{graph.file}: {check.name}: {check.detail}"
-        return None
+        return next((f"{each.file}: {each.failure}" for each in self.graphs if each.failure), None)
 
     def check(self) -> None:
         """Raises ``ValidationError`` if a check failed."""

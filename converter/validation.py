@@ -1,0 +1,188 @@
+"""``validate``: whether a converted repository is still as it was written, and still right.
+
+``push`` runs the same checks, so far as it has not compared the files itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converter.errors import ConverterError, SourceError, UnsupportedModel, ValidationError, VerificationError
+from converter.exports.onnx.files import graphs_in
+from converter.exports.onnx.requirements import check_alibi, check_installed
+from converter.model.model import Model
+from converter.progress import byte_bar
+from converter.result import manifest
+from converter.result.converted import check_code, read_converted
+from converter.source.source import CONFIG
+from converter.weights.files import sha256
+
+if TYPE_CHECKING:
+    from converter.exports.onnx.report import ValidationReport
+    from converter.verification import Check
+
+VERIFIED = {"alibi": ("tensors", "slopes", "paths", "loading"), "rotary": ("tensors", "frequencies")}
+"""The names of what verification checks, in order."""
+REMEDY = "convert an earlier save of it"
+MARKS = {True: "ok", False: "FAILED", None: "not run"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One check of a validation."""
+
+    name: str
+    passed: bool | None
+    """None if it was not run, since a check that it depends on failed."""
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{MARKS[self.passed]:8}{self.name}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was checked of a converted repository."""
+
+    path: Path
+    outcomes: Sequence[Outcome]
+    graphs: ValidationReport | None
+    """The report on its ONNX graphs, if they were run."""
+    seconds: float
+
+    @property
+    def failure(self) -> str | None:
+        """The first check that failed, in one line; None if all passed."""
+        return next((f"{each.name}: {each.detail}" for each in self.outcomes if each.passed is False), None)
+
+    @property
+    def passed(self) -> bool:
+        return self.failure is None
+
+    def check(self) -> None:
+        """Raises ``ValidationError`` if a check failed."""
+        if self.failure is not None:
+            raise ValidationError(self.failure)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as JSON."""
+        return {
+            "path": str(self.path),
+            "passed": self.passed,
+            "checks": [vars(each) for each in self.outcomes],
+            "graphs": None if self.graphs is None else self.graphs.to_json(),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def validate(folder: str | Path, *, provider: str | None = None, progress: bool = False) -> Validation:
+    """Checks a converted repository, whole, and changes nothing in it.
+
+    In order: its files are those of its manifest, byte by byte; its code is this version's; config.json is
+    what the tensors say; the slopes of the running model, and what ``from_pretrained`` gives, are right; each
+    ONNX graph gives what the model gives. A check that fails keeps those that depend on it from being run.
+
+    Args:
+        folder: a repository that a conversion wrote.
+        provider: where graphs are run: ``cpu``; ``cuda``, which includes the CPU; None for the CPU and, if
+            there is one, CUDA.
+        progress: draw progress bars on stderr.
+
+    Raises:
+        SourceError, UnsupportedModel: not a converted repository, or its config.json is damaged.
+        MissingPackage: it has graphs, and onnx, onnx-ir or onnxruntime is not installed.
+        ProviderError: the execution provider is not available.
+    """
+    started = time.monotonic()
+    model, report = read_converted(Path(folder)), None
+    graphs = graphs_in(model.folder)
+    if graphs:
+        check_installed()
+    outcomes = [
+        _tried("files", lambda: compare_files(model, progress=progress)),
+        _tried("code", lambda: check_safe_code(model)),
+    ]
+    passed: list[Check] = []
+    names = ("config", *VERIFIED[model.positions])
+    if outcomes[-1].passed:
+        failed = _tried("", lambda: verify(model, passed, progress=progress))
+        outcomes += [Outcome(each.name, True, each.detail) for each in passed]
+        lacking = names[len(passed) :]
+        outcomes += [Outcome(name, False, failed.detail) for name in lacking[:1]]
+        outcomes += [Outcome(name, None, f"{lacking[0]} failed") for name in lacking[1:]]
+    else:
+        outcomes += [Outcome(name, None, "other code is not run") for name in names]
+    if graphs and not outcomes[-1].passed:
+        outcomes += [Outcome(name, None, "the model failed") for name in graphs]
+    elif graphs:
+        try:
+            report = run_graphs(model, graphs, provider, progress=progress)
+            outcomes += [Outcome(each.file, each.passed, str(each)) for each in report.graphs]
+        except (ValidationError, UnsupportedModel) as error:
+            outcomes.append(Outcome("graphs", False, str(error)))
+    return Validation(model.folder, outcomes, report, time.monotonic() - started)
+
+
+def _tried(name: str, work: Callable[[], object]) -> Outcome:
+    """The outcome of a check that returns what it found, or raises an error of ours."""
+    try:
+        return Outcome(name, True, str(work()))
+    except ConverterError as error:
+        return Outcome(name, False, str(error))
+
+
+def compare_files(model: Model, *, progress: bool = False) -> str:
+    """Compares a repository with its manifest; raises ``SourceError`` for a file that is not as it was."""
+    folder, listed = model.folder, manifest.read(model.folder)
+    gone = [name for name in listed if not (folder / name).is_file()]
+    if gone:
+        raise SourceError(f"{gone[0]} is gone, and {manifest.MANIFEST} lists it; put it back")
+    total = sum((folder / name).stat().st_size for name in listed)
+    with byte_bar("comparing files", total, show=progress) as advance:
+        found = {name: sha256(folder / name, advance, look=model.scan(name, REMEDY)) for name in listed}
+    again = f"{manifest.AGAIN.format(folder)}, otherwise put it back, or convert or export again"
+    manifest.check_digests({name: entry.sha256 for name, entry in listed.items()}, found, remedy=again)
+    linked = sum(entry.sha256 is None for entry in listed.values())
+    more = f", but for {linked} with linked weights, whose digests are not known" if linked else ""
+    return f"all {len(listed)} files of {manifest.MANIFEST} are as they were written{more}"
+
+
+def check_safe_code(model: Model) -> str:
+    """Checks that a repository has this version's code and names no other."""
+    check_code(model.folder, model.templates)
+    if not model.templates:
+        return "it has none, and names none"
+    return "it is this version's, and no file names other code"
+
+
+def verify(model: Model, passed: list[Check] | None = None, *, progress: bool = False) -> list[Check]:
+    """Checks a converted repository with this version's code as its conversion did.
+
+    ``passed`` gets each check that passes. Raises ``SourceError`` or ``VerificationError`` if one fails.
+    """
+    from converter.verification import Check
+    from converter.verification import verify as check
+
+    passed = [] if passed is None else passed
+    if model.checkpoint.format != "safetensors":
+        raise SourceError(f"the weights of {model.folder} are not safetensors files; convert it again")
+    for key, value in model.stored.items():
+        if model.config.get(key) != value:
+            raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert it again")
+    passed.append(Check("config", f"{CONFIG} is what the tensors say"))
+    check(model, passed=passed, progress=progress)
+    return passed
+
+
+def run_graphs(
+    model: Model, graphs: Mapping[str, Path], provider: str | None = None, *, progress: bool = False
+) -> ValidationReport:
+    """Runs ONNX graphs against the model; see ``exports.onnx.comparison.run``."""
+    from converter.exports.onnx.comparison import run
+
+    check_installed()
+    return run(check_alibi(model, model.config), graphs, provider, progress=progress)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 UNLISTED = (*manifest.UNLISTED, REPORT)
 """Files that belong to a repository, but are not in its manifest; they may be edited or written again."""
-SMALL = 64 << 20
-"""Bytes; files up to this size are compared with the manifest at once, larger ones when they are sent."""
 
 
 @dataclass(frozen=True)
@@ -37,33 +35,18 @@ class Contents:
     repository: ConvertedRepository
     files: Mapping[str, int]
     """Every file that belongs to it, relative to its folder -> bytes."""
-    digests: Mapping[str, str | None]
-    """File in the manifest -> SHA-256, or None for linked weights. Other files may change."""
+    digests: Mapping[str, str]
+    """File in the manifest -> SHA-256. Other files may change."""
     left: Sequence[str]
     """Files that do not belong to it, and folders, which end in a slash."""
 
-    def with_linked(self, *, progress: bool = False) -> Contents:
-        """The same with the SHA-256 of linked weights, not read before; refuses NaN and infinity."""
-        linked = [name for name, digest in self.digests.items() if digest is None]
-        total, digests = sum(self.files[name] for name in linked), dict(self.digests)
-        with byte_bar("reading linked weights", total, show=progress) as advance:
-            for name in linked:
-                scan = self.repository.scan(name, "download the source again, and convert it")
-                digests[name] = sha256(self.repository.folder / name, advance, look=scan)
-        return replace(self, digests=digests)
 
-    def check_digests(self, found: Mapping[str, str]) -> None:
-        """Raises ``SourceError`` for a file whose SHA-256, found now, is not the one in the manifest."""
-        adopt = manifest.ADOPT.format(self.repository.folder)
-        remedy = (
-            f"{adopt}, otherwise put it back, or convert again (what you add yourself, `hf upload` sends "
-            "after the push)"
-        )
-        manifest.check_digests(self.digests, found, remedy=remedy)
+def read_contents(folder: Path, *, progress: bool = False) -> Contents:
+    """Reads a converted repository; no code is run.
 
-
-def read_contents(folder: Path) -> Contents:
-    """Reads a converted repository, else ``SourceError``: of large files only the headers. No code is run."""
+    Raises ``SourceError`` for one that is not complete, or with a file that is not as it was written. Linked
+    weights, which nothing has read before, are searched for NaN and infinity.
+    """
     repository = open_converted(folder)
     if read_provenance(repository.config) is None:
         raise SourceError(f"{folder}/{CONFIG} does not say what it was made from; {CONVERT_FIRST}")
@@ -86,11 +69,20 @@ def read_contents(folder: Path) -> Contents:
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise SourceError(f"{name} is a link that leads out of {folder}; put the file itself there")
     files = {name: (folder / name).stat().st_size for name in wanted}
-    digests = {name: entry.sha256 for name, entry in listed.items()}
-    contents = Contents(repository, files, digests, sorted(present - files.keys()))
-    small = {name: sha256(folder / name) for name in listed if digests[name] and files[name] <= SMALL}
-    contents.check_digests(small)
-    return contents
+    written = {name: entry.sha256 for name, entry in listed.items()}
+    digests = {}
+    with byte_bar("reading files", sum(files[name] for name in listed), show=progress) as advance:
+        for name in listed:
+            look = (
+                bool if written[name] else repository.scan(name, "download the source again, and convert it")
+            )
+            digests[name] = sha256(folder / name, advance, look=look)
+    adopt = manifest.ADOPT.format(folder)
+    remedy = (
+        f"{adopt}, otherwise put it back, or convert again (what you add yourself, `hf upload` sends after "
+    )
+    manifest.check_digests(written, digests, remedy=f"{remedy}the push)")
+    return Contents(repository, files, digests, sorted(present - files.keys()))
 
 
 def verify(

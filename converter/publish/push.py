@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from converter.errors import PushError, UsageError
 from converter.interrupts import Interrupted
-from converter.progress import byte_bar
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
 from converter.publish.hub import BRANCH, Hub, Target, same
 from converter.result.card import by_hand, with_place
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 
 GIT_SETTINGS = ".gitattributes"
 """The Hub's own file: it says which files are stored apart from git."""
-HELD = 10 << 20
-"""Bytes; smaller files are read once, so that what is compared is what is sent. Larger ones are stored on the
-Hub by their SHA-256."""
+IGNORED = ".gitignore"
 
 
 @dataclass(frozen=True)
@@ -134,32 +131,20 @@ def check(options: PushOptions, source: str | None = None) -> None:
 
 
 def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool) -> PushResult:
-    from huggingface_hub import CommitOperationAdd
-
-    contents = read_contents(folder)
+    contents = read_contents(folder, progress=progress)
     hub, target = _open(options, contents.repository.source, progress=progress)
     files = _to_send(contents, options)
-    if target is not None:
-        _compare(options, contents, files, target)
-    contents = contents.with_linked(progress=progress)
+    changed, others = ([*files], []) if target is None else _compare(options, contents, files, target)
     checks = [] if verified else verify(contents.repository, contents.digests.keys(), progress=progress)
     target = target or hub.create(options.branch, private=options.private)
-    changed, others = _compare(options, contents, files, target)
     kept = []
     if CARD in changed and CARD in target.files and not options.overwrite:
         kept = [CARD] if by_hand(hub.read(CARD, target.head)) else []
     changed = [name for name in changed if name not in kept]
     deleted = others if options.overwrite else []
-    sent = []
-    with byte_bar("hashing", sum(contents.files[name] for name in changed), show=progress) as advance:
-        for name in changed:
-            sent.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=files[name]))
-            # New clients hash a file when its hash is first read.
-            contents.check_digests({name: sent[-1].upload_info.sha256.hex()})
-            advance(contents.files[name])
     commit, pull_request = hub.commit(
         target,
-        sent,
+        {name: files[name] for name in changed},
         deleted,
         title=f"ntk-convert: {contents.repository.source or 'a model'}, {contents.repository.scaling}",
         create_pr=options.create_pr,
@@ -168,7 +153,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     if lacking:
         raise PushError(
             f"commit {commit} of {hub.repo_id} lacks {_some(lacking)}, which the Hub left out; do not use "
-            "it: remove any .gitignore there, and run the same command again"
+            f"it: remove any {IGNORED} there, and run the same command again"
         )
     return PushResult(
         repo=hub.repo_id,
@@ -211,13 +196,11 @@ def _open(options: PushOptions, source: str | None, *, progress: bool) -> tuple[
 
 
 def _to_send(contents: Contents, options: PushOptions) -> dict[str, bytes | Path]:
-    """The files of a repository, small ones as their content; the card's examples load it from the Hub."""
-    paths = {name: contents.repository.folder / name for name in contents.files}
-    files: dict[str, bytes | Path] = {
-        name: path.read_bytes() if contents.files[name] <= HELD else path for name, path in paths.items()
-    }
+    """The files of a repository, and the content of the card, whose examples load it from the Hub."""
+    folder = contents.repository.folder
+    files: dict[str, bytes | Path] = {name: folder / name for name in contents.files}
     if CARD in files:
-        text = paths[CARD].read_bytes().decode(errors="surrogateescape")
+        text = (folder / CARD).read_bytes().decode(errors="surrogateescape")
         branch = options.branch if options.branch != DEFAULT_REVISION else None
         files[CARD] = with_place(text, options.repo_id, branch).encode(errors="surrogateescape")
     return files
@@ -241,6 +224,10 @@ def _compare(
     clash = [name for name in (*changed, *others) if name in theirs and name not in UNLISTED]
     if clash and not options.overwrite:
         raise _occupied(options, target, clash)
+    if IGNORED in theirs:
+        raise PushError(
+            f"{options.repo_id} has a {IGNORED}, by which the Hub leaves out files; remove it there"
+        )
     return changed, others
 
 

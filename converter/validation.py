@@ -103,7 +103,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     if graphs:
         check_installed()
     outcomes = [
-        _tried("files", lambda: compare_files(model, progress=progress)),
+        _tried("files", lambda: _as_written(model, progress=progress)),
         _tried("code", lambda: check_safe_code(model)),
     ]
     passed: list[Check] = []
@@ -135,20 +135,32 @@ def _tried(name: str, work: Callable[[], object]) -> Outcome:
         return Outcome(name, False, str(error))
 
 
-def compare_files(model: Model, *, progress: bool = False) -> str:
-    """Compares a repository with its manifest; raises ``SourceError`` for a file that is not as it was."""
+def compare_files(model: Model, *, progress: bool = False) -> dict[str, str]:
+    """The SHA-256 of each file that the manifest lists; a ``SourceError`` if one is not as it was written.
+
+    Linked weights, which nothing had read before, are searched for NaN and infinity.
+    """
     folder, listed = model.folder, manifest.read(model.folder)
     gone = [name for name in listed if not (folder / name).is_file()]
     if gone:
-        raise SourceError(f"{gone[0]} is gone, and {manifest.MANIFEST} lists it; put it back")
+        raise SourceError(f"{folder} lacks {gone[0]}, which was written there; put it back, or convert again")
     total = sum((folder / name).stat().st_size for name in listed)
-    with byte_bar("comparing files", total, show=progress) as advance:
-        found = {name: sha256(folder / name, advance, look=model.scan(name, REMEDY)) for name in listed}
-    again = f"{manifest.AGAIN.format(folder)}, otherwise put it back, or convert or export again"
-    manifest.check_digests({name: entry.sha256 for name, entry in listed.items()}, found, remedy=again)
-    linked = sum(entry.sha256 is None for entry in listed.values())
-    more = f", but for {linked} with linked weights, whose digests are not known" if linked else ""
-    return f"all {len(listed)} files of {manifest.MANIFEST} are as they were written{more}"
+    found = {}
+    with byte_bar("reading files", total, show=progress) as advance:
+        for name, entry in listed.items():
+            look = bool if entry.sha256 else model.scan(name, REMEDY)
+            found[name] = sha256(folder / name, advance, look=look)
+    manifest.check_digests(
+        {name: entry.sha256 for name, entry in listed.items()},
+        found,
+        remedy=f"{manifest.AGAIN.format(folder)}, otherwise put it back, or convert or export again",
+    )
+    return found
+
+
+def _as_written(model: Model, *, progress: bool) -> str:
+    found = compare_files(model, progress=progress)
+    return f"all {len(found)} files in {manifest.MANIFEST} are as they were written"
 
 
 def check_safe_code(model: Model) -> str:

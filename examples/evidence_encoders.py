@@ -250,7 +250,7 @@ def in_index(model: Model, models: Path) -> Results:
             Request("by-parts", dynamic="length"),
             Request("ntk", scale=SCALE),
         ):
-            scaling = subject.resolve(request)
+            scaling = subject.model.resolve(request)
             asked, new = vectors(scaling, texts.queries), vectors(scaling, texts.documents)
             mixed = np.where(np.arange(len(new))[:, None] % 2, old, new)
             name = scaling.method + ("" if scaling.static else ", length-dynamic")

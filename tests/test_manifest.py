@@ -63,7 +63,7 @@ def listed(folder: Path) -> dict[str, tuple[int, str | None]]:
 
 def checked(folder: Path) -> list[Any]:
     """The checks of a folder, as a push runs them before it sends anything."""
-    contents = read_contents(folder).with_linked()
+    contents = read_contents(folder)
     return verify(contents.repository, contents.digests)
 
 

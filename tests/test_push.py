@@ -242,20 +242,19 @@ def test_something_else_is_refused(
 
 @pytest.mark.parametrize("words", [[], ["--branch", "ntk"]])
 def test_overwriting(hub: HubServer, push: Push, out: Path, tmp_path: Path, words: list[str]) -> None:
-    """All that another model has is replaced; its .gitignore keeps nothing out. Other branches stay."""
-    ignored = {".gitignore": "*.safetensors\n*.json\n"}
-    first = theirs(hub, tmp_path / "theirs", {"config.json": "{}", "a\x1b[2Jb": "", "eval.md": ""} | ignored)
+    """All that another model has is replaced. Other branches stay."""
+    first = theirs(hub, tmp_path / "theirs", {"config.json": "{}", "a\x1b[2Jb": "", "eval.md": ""})
     branch = words[1] if words else None
     expected = contents(out, branch=branch) | {GIT: b"*.bin filter=lfs\n"}
     for name in ("eval.md", *(f"mine-{number:03}\x1b[2J" for number in range(300))):
         (out / name).write_text("mine")
     run = push("--overwrite", *words, "--json", "-v")
     assert run.code == 0, run.err
-    assert run.json["deleted"] == [".gitignore", "a\x1b[2Jb", "eval.md"]
+    assert run.json["deleted"] == ["a\x1b[2Jb", "eval.md"]
     assert hub.files(ID, branch or "main") == expected
     assert hub.repositories[ID].commits[first] == tmp_path / "theirs"
     assert branch is None or hub.repositories[ID].refs["main"] == first
-    assert "deleted: .gitignore, a\\x1b[2Jb, eval.md\nnot pushed: eval.md, mine-000\\x1b[2J, " in run.err
+    assert "deleted: a\\x1b[2Jb, eval.md\nnot pushed: eval.md, mine-000\\x1b[2J, " in run.err
     assert "mine-299" not in run.err
     assert " and 281 more" in run.err
     assert push("--json", *words).json["changed"] == []
@@ -319,6 +318,14 @@ def test_targets_that_cannot_be(
     assert hub.repositories[ID].refs == {"main": first, "v1": first}
     if account.role != "fineGrained":  # the Hub does not say where such a token may write
         assert sent(hub) == []
+
+
+def test_a_gitignore_by_which_the_hub_would_leave_out_files(
+    hub: HubServer, push: Push, tmp_path: Path
+) -> None:
+    theirs(hub, tmp_path / "theirs", {".gitignore": "*.json\n"})
+    refused(push("--overwrite"), ID, ".gitignore", "remove it there")
+    assert sent(hub) == []
 
 
 def test_a_commit_that_lacks_a_file(hub: HubServer, push: Push) -> None:
@@ -412,20 +419,6 @@ def test_signals_while_files_are_sent(
     hub.half_sent = None
     assert push("-q").code == 0
     assert pushed(hub) == contents(out)
-
-
-def test_what_was_compared_is_what_is_sent(hub: HubServer, command: Command, out: Path) -> None:
-    """Whatever is written there meanwhile."""
-    hub.accounts[TOKEN] = ADA
-    before = contents(out)
-
-    def write(request: Request) -> None:
-        if "/preupload/" in request.path:
-            edit_json(out / "config.json", {"mark": "changed"})
-
-    hub.before = write
-    assert command("push", "out", ID, start=UNVERIFIED, HF_TOKEN=TOKEN).code == 0
-    assert pushed(hub) == before
 
 
 # Only what is right

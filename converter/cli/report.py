@@ -237,6 +237,10 @@ def pushed(result: PushResult, *, verbose: bool) -> str:
     lines += [f"deleted: {_names(result.deleted)}"] if result.deleted else []
     if result.kept:
         lines.append(f"kept as on the Hub: {_names(result.kept)}, written by hand (--overwrite replaces it)")
+    if result.stale:
+        lines.append(
+            f"left on the Hub: {_names(result.stale)}, graphs of the older model; export, and push again"
+        )
     lines += [f"not pushed: {_names(result.left)}"] if result.left else []
     return "\n".join([*lines, *_checked(result)])
 

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from converter import validation
 from converter.config import PROVENANCE
 from converter.errors import SourceError, ValidationError
 from converter.exports.onnx.files import REPORT, graphs_in
 from converter.model.model import Model
-from converter.progress import byte_bar
 from converter.result import manifest
 from converter.result.converted import CONVERT_FIRST, code_names, open_converted
 from converter.source.source import CONFIG
-from converter.weights.files import sha256
 
 if TYPE_CHECKING:
     from converter.verification import Check
 
 UNLISTED = (*manifest.UNLISTED, REPORT)
 """Files that belong to a repository, but are not in its manifest; they may be edited or written again."""
-SMALL = 64 << 20
-"""Bytes; files up to this size are compared with the manifest at once, larger ones when they are sent."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,8 @@ class Contents:
     repository: Model
     files: Mapping[str, int]
     """Every file that belongs to it, relative to its folder -> bytes."""
-    digests: Mapping[str, str | None]
-    """File in the manifest -> SHA-256, or None for linked weights. Other files may change."""
+    digests: Mapping[str, str]
+    """File in the manifest -> SHA-256. Other files may change."""
     left: Sequence[str]
     """Files that do not belong to it, and folders, which end in a slash."""
 
@@ -49,28 +46,13 @@ class Contents:
         assert self.repository.provenance is not None
         return self.repository.provenance.source or "a model"
 
-    def with_linked(self, *, progress: bool = False) -> Contents:
-        """The same with the SHA-256 of linked weights, not read before; refuses NaN and infinity."""
-        linked = [name for name, digest in self.digests.items() if digest is None]
-        total, digests = sum(self.files[name] for name in linked), dict(self.digests)
-        with byte_bar("reading linked weights", total, show=progress) as advance:
-            for name in linked:
-                scan = self.repository.scan(name, "download the source again, and convert it")
-                digests[name] = sha256(self.repository.folder / name, advance, look=scan)
-        return replace(self, digests=digests)
 
-    def check_digests(self, found: Mapping[str, str]) -> None:
-        """Raises ``SourceError`` for a file whose SHA-256, found now, is not the one in the manifest."""
-        again = manifest.AGAIN.format(self.repository.folder)
-        remedy = (
-            f"{again}, otherwise put it back, or convert again (what you add yourself, `hf upload` sends "
-            "after the push)"
-        )
-        manifest.check_digests(self.digests, found, remedy=remedy)
+def read_contents(folder: Path, *, progress: bool = False) -> Contents:
+    """Reads a converted repository; no code is run.
 
-
-def read_contents(folder: Path) -> Contents:
-    """Reads a converted repository, else ``SourceError``: of large files only the headers. No code is run."""
+    Raises ``SourceError`` for one that is not complete, or with a file that is not as it was written. Linked
+    weights, which nothing has read before, are searched for NaN and infinity.
+    """
     repository = open_converted(folder)
     if PROVENANCE not in repository.config:
         raise SourceError(f"{folder}/{CONFIG} does not say what it was made from; {CONVERT_FIRST}")
@@ -93,16 +75,12 @@ def read_contents(folder: Path) -> Contents:
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise SourceError(f"{name} is a link that leads out of {folder}; put the file itself there")
     files = {name: (folder / name).stat().st_size for name in wanted}
-    digests = {name: entry.sha256 for name, entry in listed.items()}
-    contents = Contents(repository, files, digests, sorted(present - files.keys()))
-    small = {name: sha256(folder / name) for name in listed if digests[name] and files[name] <= SMALL}
-    contents.check_digests(small)
-    return contents
+    digests = validation.compare_files(repository, progress=progress)
+    return Contents(repository, files, digests, sorted(present - files.keys()))
 
 
 def verify(contents: Contents, *, progress: bool = False) -> list[Check]:
     """Checks the model and the listed graphs as ``validate`` does; raises for the first check that fails."""
-    from converter import validation
     from converter.verification import Check
 
     model = contents.repository

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -26,7 +27,6 @@ from converter.source.hub import (
 )
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd
     from huggingface_hub.hf_api import RepoFile
 
 BRANCH = re.compile(r"(?!refs/|[0-9a-f]{40}$|.*\.lock(/|$))\w[\w-]*([./][\w-]+)*", re.ASCII)
@@ -165,33 +165,27 @@ class Hub:
     def commit(
         self,
         target: Target,
-        added: Sequence[CommitOperationAdd],
+        added: Mapping[str, bytes | Path],
         deleted: Sequence[str],
         *,
         title: str,
         create_pr: bool,
     ) -> tuple[str, str | None]:
         """Adds a commit to the target, unless somebody else did; its id and the pull request's URL."""
-        from huggingface_hub import CommitOperationDelete
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         with self._explained(target.branch), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the Hub's suggestions for the card
-            self._api.preupload_lfs_files(
-                self.repo_id,
-                additions=added,
-                revision=DEFAULT_REVISION if target.new_branch else target.branch,
-                create_pr=create_pr,
-                free_memory=False,
-                gitignore_content="# nothing\n",  # the target's own would silently leave out files
-            )
-            # Only now, so that a push that breaks off leaves no branch.
             if target.new_branch:
                 self._api.create_branch(self.repo_id, branch=target.branch, revision=target.head)
             if not added and not deleted:
                 return target.head, None
             made = self._api.create_commit(
                 self.repo_id,
-                operations=[*added, *map(CommitOperationDelete, deleted)],
+                operations=[
+                    *starmap(CommitOperationAdd, added.items()),
+                    *map(CommitOperationDelete, deleted),
+                ],
                 commit_message=title,
                 revision=target.branch,
                 parent_commit=target.head,
@@ -245,12 +239,13 @@ def _line(cause: BaseException, status: int | None) -> str | None:
 
 
 def same(content: bytes | Path, sha256: str | None, remote: RepoFile) -> bool:
-    """Whether a file, or its content, is the Hub's; it is taken to be if its SHA-256 is needed and None."""
+    """Whether a file, or its content, is the Hub's. ``sha256`` is that of a large file, if it is known."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
     if size != remote.size:
         return False
-    if remote.lfs is not None:
-        found = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256
-        return found in (None, remote.lfs.sha256)
+    if remote.lfs is not None and sha256 is not None:
+        return sha256 == remote.lfs.sha256
     data = content if isinstance(content, bytes) else content.read_bytes()
+    if remote.lfs is not None:
+        return hashlib.sha256(data).hexdigest() == remote.lfs.sha256
     return hashlib.sha1(b"blob %d\0" % size + data).hexdigest() == remote.blob_id

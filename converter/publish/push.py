@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.errors import PushError, UsageError
+from converter.config import Config, read_provenance
+from converter.errors import PushError, SourceError, UsageError
 from converter.interrupts import Interrupted
-from converter.progress import byte_bar
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
 from converter.publish.hub import BRANCH, Hub, Target, same
+from converter.result import manifest
+from converter.result.again import GRAPHS
 from converter.result.card import by_hand, with_place
 from converter.source.hub import DEFAULT_REVISION
-from converter.source.source import CARD
+from converter.source.jsonfile import parse_object
+from converter.source.source import CARD, CONFIG
 
 if TYPE_CHECKING:
     from converter.verification import Check
 
 GIT_SETTINGS = ".gitattributes"
 """The Hub's own file: it says which files are stored apart from git."""
-HELD = 10 << 20
-"""Bytes; smaller files are read once, so that what is compared is what is sent. Larger ones are stored on the
-Hub by their SHA-256."""
+IGNORED = ".gitignore"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class PushResult:
     """Files that the commit removed."""
     kept: Sequence[str]
     """Files that stay as they are on the Hub, because somebody wrote them by hand."""
+    stale: Sequence[str]
+    """Graphs on the Hub of an older version of the model, which do not compute what it computes now."""
     left: Sequence[str]
     """Files and folders that were not pushed."""
     checks: Sequence[Check]
@@ -89,8 +92,9 @@ def push(
 ) -> PushResult:
     """Verifies a converted repository and adds it to the Hub as one commit, all or nothing.
 
-    Without ``overwrite``, no file of the target is changed or removed except this tool's card, manifest and
-    reports, and a card that was written by hand stays: a target that holds anything else is refused.
+    Without ``overwrite``, a target that holds anything else is refused, and a card that was written by hand
+    stays. A target with an older version of the model, made from the same original, is updated: files that
+    its manifest lists are replaced or removed, graphs are left, and so is what others put there.
 
     Files that the Hub already has are not sent again, so an interrupted push continues where it ended.
     Nothing in the folder is changed, and only files that a conversion or an export wrote are sent. In the
@@ -126,40 +130,28 @@ def push(
 
 def check(options: PushOptions, source: str | None = None) -> None:
     """Checks before hours of work what would keep a push of a conversion of ``source`` from working."""
-    _, target = _open(options, source, progress=False)
-    if target is not None and not options.overwrite:
+    hub, target = _open(options, source, progress=False)
+    if target is not None and not options.overwrite and _older(hub, target, source) is None:
         held = sorted(target.files.keys() - {*UNLISTED, GIT_SETTINGS})
         if held:
             raise _occupied(options, target, held)
 
 
 def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool) -> PushResult:
-    from huggingface_hub import CommitOperationAdd
-
-    contents = read_contents(folder)
+    contents = read_contents(folder, progress=progress)
     hub, target = _open(options, contents.origin, progress=progress)
     files = _to_send(contents, options)
-    if target is not None:
-        _compare(options, contents, files, target)
-    contents = contents.with_linked(progress=progress)
+    comparison = Comparison([*files]) if target is None else _compare(hub, options, contents, files, target)
+    changed, deleted = comparison.changed, comparison.deleted
     checks = [] if verified else verify(contents, progress=progress)
     target = target or hub.create(options.branch, private=options.private)
-    changed, others = _compare(options, contents, files, target)
     kept = []
     if CARD in changed and CARD in target.files and not options.overwrite:
         kept = [CARD] if by_hand(hub.read(CARD, target.head)) else []
     changed = [name for name in changed if name not in kept]
-    deleted = others if options.overwrite else []
-    sent = []
-    with byte_bar("hashing", sum(contents.files[name] for name in changed), show=progress) as advance:
-        for name in changed:
-            sent.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=files[name]))
-            # New clients hash a file when its hash is first read.
-            contents.check_digests({name: sent[-1].upload_info.sha256.hex()})
-            advance(contents.files[name])
     commit, pull_request = hub.commit(
         target,
-        sent,
+        {name: files[name] for name in changed},
         deleted,
         title=f"ntk-convert: {contents.origin}, {contents.repository.scaling}",
         create_pr=options.create_pr,
@@ -168,7 +160,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     if lacking:
         raise PushError(
             f"commit {commit} of {hub.repo_id} lacks {_some(lacking)}, which the Hub left out; do not use "
-            "it: remove any .gitignore there, and run the same command again"
+            f"it: remove any {IGNORED} there, and run the same command again"
         )
     return PushResult(
         repo=hub.repo_id,
@@ -180,6 +172,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
         changed=changed,
         deleted=deleted,
         kept=kept,
+        stale=comparison.stale,
         left=contents.left,
         checks=checks,
     )
@@ -211,26 +204,31 @@ def _open(options: PushOptions, source: str | None, *, progress: bool) -> tuple[
 
 
 def _to_send(contents: Contents, options: PushOptions) -> dict[str, bytes | Path]:
-    """The files of a repository, small ones as their content; the card's examples load it from the Hub."""
-    paths = {name: contents.repository.folder / name for name in contents.files}
-    files: dict[str, bytes | Path] = {
-        name: path.read_bytes() if contents.files[name] <= HELD else path for name, path in paths.items()
-    }
+    """The files of a repository, and the content of the card, whose examples load it from the Hub."""
+    folder = contents.repository.folder
+    files: dict[str, bytes | Path] = {name: folder / name for name in contents.files}
     if CARD in files:
-        text = paths[CARD].read_bytes().decode(errors="surrogateescape")
+        text = (folder / CARD).read_bytes().decode(errors="surrogateescape")
         branch = options.branch if options.branch != DEFAULT_REVISION else None
         files[CARD] = with_place(text, options.repo_id, branch).encode(errors="surrogateescape")
     return files
 
 
-def _compare(
-    options: PushOptions, contents: Contents, files: Mapping[str, bytes | Path], target: Target
-) -> tuple[list[str], list[str]]:
-    """The files that the target lacks or has otherwise, and those that it has besides.
+@dataclass(frozen=True)
+class Comparison:
+    """What a push changes in its target."""
 
-    Raises:
-        PushError: they are not this tool's, and must not be replaced.
-    """
+    changed: Sequence[str]
+    """Files that the target lacks or has otherwise."""
+    deleted: Sequence[str] = ()
+    stale: Sequence[str] = ()
+    """See ``PushResult``."""
+
+
+def _compare(
+    hub: Hub, options: PushOptions, contents: Contents, files: Mapping[str, bytes | Path], target: Target
+) -> Comparison:
+    """Compares the files with the target's; ``PushError`` for those that must not be replaced."""
     theirs = target.files
     changed = [
         name
@@ -238,10 +236,40 @@ def _compare(
         if name not in theirs or not same(content, contents.digests.get(name), theirs[name])
     ]
     others = sorted(theirs.keys() - files.keys() - {GIT_SETTINGS})
-    clash = [name for name in (*changed, *others) if name in theirs and name not in UNLISTED]
-    if clash and not options.overwrite:
+    if options.overwrite:
+        return Comparison(changed, others)
+    older = _older(hub, target, contents.origin)
+    if older is None:
+        clash = [name for name in (*changed, *others) if name in theirs and name not in UNLISTED]
+        if clash:
+            raise _occupied(options, target, clash)
+        return Comparison(changed)
+    config, listed = older
+    clash = [name for name in changed if name in theirs and name not in (*UNLISTED, *listed)]
+    if clash:
         raise _occupied(options, target, clash)
-    return changed, others
+    model = contents.repository
+    same_model = config.get("alibi_scaling") == model.config.get("alibi_scaling") and not {
+        *changed
+    }.intersection(model.checkpoint.files)
+    graphs = [name for name in others if name.endswith(GRAPHS)]
+    obsolete = [name for name in others if name in listed and name not in graphs]
+    return Comparison(changed, obsolete, [] if same_model else graphs)
+
+
+def _older(hub: Hub, target: Target, source: str | None) -> tuple[Config, Collection[str]] | None:
+    """config.json and the manifest's files of a target that was made from the same source, else None."""
+    if source is None or not {CONFIG, manifest.MANIFEST} <= target.files.keys():
+        return None
+    try:
+        config = parse_object(hub.read(CONFIG, target.head), CONFIG)
+        listed = parse_object(hub.read(manifest.MANIFEST, target.head), manifest.MANIFEST).get("files")
+        provenance = read_provenance(config)
+    except SourceError:
+        return None
+    if provenance is None or provenance.source != source or not isinstance(listed, (dict, list)):
+        return None
+    return config, [str(name) for name in listed]
 
 
 def _occupied(options: PushOptions, target: Target, held: Sequence[str]) -> PushError:

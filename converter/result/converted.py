@@ -29,7 +29,7 @@ def open_converted(folder: Path) -> Model:
     model = read_converted(folder)
     check_code(folder, model.templates)
     if model.checkpoint.format != "safetensors":
-        raise SourceError(f"the weights of {folder} are not safetensors files; convert the checkpoint again")
+        raise SourceError(f"the weights of {folder} are not safetensors files; convert it again")
     return model
 
 
@@ -67,11 +67,11 @@ def check_code(folder: Path, templates: Sequence[str]) -> None:
     check_references(source, names, copied_files(source))
     for name in names:
         if not (folder / name).is_file():
-            raise SourceError(f"{folder} lacks {name}; convert the source again")
+            raise SourceError(f"{folder} lacks {name}; convert it again: ntk-convert {folder} --out NEW")
         if differs(folder, name):
             raise SourceError(
                 f"{name} differs from what this version of ntk-convert writes and is not run; convert the "
-                "source again"
+                f"repository again: ntk-convert {folder} --out NEW"
             )
 
 

@@ -91,7 +91,7 @@ class Shrunk:
         """Writes the result's folder and returns its weights' file. What is not shrunk is linked.
 
         Files keep their names, so one that transformers reads in the place of another is seen. The code is
-        this tool's own, which is equal to the repository's; ``adopt`` adds it only later.
+        this tool's own, which is equal to the repository's; a conversion writes it.
         """
         patched, checkpoint = self.patched, self.patched.model.checkpoint
         file = next(iter(checkpoint.files))

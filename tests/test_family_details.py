@@ -19,7 +19,7 @@ from transformers import (
     MptConfig,
 )
 
-from converter import SourceError, UnsupportedModel, convert, inspect
+from converter import UnsupportedModel, convert, inspect
 from converter.families import mosaic_gpt, mpt
 from converter.families.refusals import check_source
 from tests import tiny
@@ -30,7 +30,7 @@ from tests.runners import expected
 from tests.tiny import jina_bert as tiny_jina_bert
 from tests.tiny import mosaic_gpt as tiny_mosaic_gpt
 from tests.tiny import replit
-from tests.tiny.layout import Tensors, change_tensors, merged
+from tests.tiny.layout import change_tensors, merged
 
 
 def check_logits(model: Any, folder: Path, name: str) -> None:
@@ -38,24 +38,6 @@ def check_logits(model: Any, folder: Path, name: str) -> None:
     ids, mask = batch()
     right = expected(folder, name, ids.numpy(), mask.numpy())
     assert_logits(model(ids, attention_mask=mask).logits, right, mask)
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor", "words"),
-    [
-        ("baichuan", "model.layers.0.self_attn.rotary_emb.inv_freq", r"rotary_emb\.inv_freq"),
-        # Rewritten DNABERT-2 code stores such tensors (guyiyangyoung/LLM-DNABERT2).
-        ("mosaic_bert", "bert.encoder.rope.sin", "rope"),
-    ],
-)
-def test_rotary_tensors_are_refused_whatever_the_config_says(
-    tmp_path: Path, name: str, tensor: str, words: str
-) -> None:
-    source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", 4)
-    change_tensors(source, lambda tensors: tensors.update({tensor: torch.ones(4)}))
-    with pytest.raises(UnsupportedModel, match=words):
-        convert(source, tmp_path / "out", method="none", verify=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 # Baichuan
@@ -155,21 +137,6 @@ def test_stored_slopes_beat_the_formula(source: Source, tmp_path: Path, slopes: 
     else:
         np.testing.assert_allclose(stored, formula if slopes is None else slopes, rtol=1e-6)
     check_logits(load(folder), folder, "jais")
-
-
-def test_slopes_of_another_number_are_refused(source: Source, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"relative_pe\.slopes"):
-        convert(source((0.5, 0.25)), tmp_path / "out", method="ntk", scale=4.0)
-
-
-def test_a_stored_copy_of_the_tied_head(source: Source, tmp_path: Path) -> None:
-    """The pickled checkpoints of jais-13b store such a copy."""
-
-    def copied(tensors: Tensors) -> None:
-        tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
-
-    folder = change_tensors(source(), copied)
-    load(convert(folder, tmp_path / "out", method="ntk", scale=4.0).path)
 
 
 @torch.no_grad()

@@ -19,7 +19,6 @@ from transformers import AutoTokenizer
 import converter
 from converter import convert
 from converter._version import TESTED
-from converter.families import FAMILIES, recognise
 from converter.families.family import HEADS
 from converter.result.card import describe, read_origin
 from converter.result.converted import open_converted
@@ -85,13 +84,6 @@ def test_a_tokenizer_that_names_no_class_loads_as_before(
     after = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
     assert type(after) is type(before)
     assert after("w10 w11") == before("w10 w11")
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_class_of_auto_map_is_in_its_template(family: Any) -> None:
-    for target in family.auto_map.values():
-        module, _, name = target.partition(".")
-        assert f"\nclass {name}(" in (ROOT / "templates" / f"{module}.py").read_text(encoding="utf-8")
 
 
 def test_files(make_source: MakeSource, tmp_path: Path) -> None:
@@ -172,16 +164,6 @@ def test_what_config_json_gets(
     """An ellipsis is a key that is not there."""
     config = quick(make_source(family, changes), tmp_path / "out", **options)
     assert {key: config.get(key, ...) for key in expected} == expected
-
-
-def test_families_do_not_share_model_types() -> None:
-    # A family with ``claims`` decides by more than the model_type.
-    plain = [family for family in FAMILIES if family.claims is None]
-    types = [name for family in plain for name in (*family.model_types, family.model_type)]
-    assert len(types) == len(set(types))
-    for family in plain:
-        for name in (*family.model_types, family.model_type):
-            assert recognise({"model_type": name}) is family
 
 
 # The card
@@ -365,15 +347,6 @@ def test_a_scaling_that_the_source_has_is_named(tmp_path: Path, own: Any) -> Non
     note = 'own alibi_scaling {"type": "linear", "factor": 2.0} is replaced, not multiplied'
     assert any(note in line for line in result.notes) == (own is not None)
     assert (note in (tmp_path / "out" / "README.md").read_text()) == (own is not None)
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_modeling_file_names_all_the_code_that_it_comes_with(family: Any) -> None:
-    """transformers 4.57 loads only those files of a local repository that the modeling file imports."""
-    text = (ROOT / "templates" / f"modeling_ntk_{family.name}.py").read_text(encoding="utf-8")
-    named = set(re.findall(r"^from \.(\w+) import", text, re.MULTILINE))
-    own = f"modeling_ntk_{family.name}.py"
-    assert {f"{module}.py" for module in named} == set(family.templates) - {own}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
 from converter.rotary import settings
 from converter.rotary.models import MODELS, REFUSED
-from converter.scaling.frequencies import METHODS, frequencies, ntk_base, scaled_frequencies, yarn_attention
+from converter.scaling.frequencies import METHODS, frequencies, scaled_frequencies, yarn_attention
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.checkpoint import read_checkpoint
 from converter.verification.check import Check
@@ -109,15 +109,6 @@ def test_transformers_yarn_is_this_projects(
     expected = scaled_frequencies(10_000.0, dim, "by-parts", factor, ramp)
     assert theirs.double().tolist() == pytest.approx(expected, rel=1e-5)
     assert attention == pytest.approx(yarn_attention(factor))
-
-
-def test_known_values() -> None:
-    assert frequencies(10_000, 4) == pytest.approx((1, 0.01))
-    assert ntk_base(10_000, 128, 8) == pytest.approx(10_000 * 8 ** (128 / 126))
-    with pytest.raises(ValueError, match="one frequency"):
-        ntk_base(10_000, 2, 2)
-    with pytest.raises(ValueError, match="ntk-published"):
-        scaled_frequencies(10_000, 8, "ntk-published", 2)
 
 
 @given(
@@ -354,30 +345,6 @@ def test_what_a_config_leaves_out(model_type: str, make_source: MakeSource, tmp_
 
 
 # What people see
-
-
-def test_the_command_line_names_rotary(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
-    result = run(pristine("llama"), "--scale", 2, "--out", tmp_path / "out")
-    assert result.code == 0, result.err
-    assert "rotary positions, not ALiBi: base 10000 raised to 22081.79" in result.err
-    assert "trust_remote_code" not in result.err
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    for words in ("ntk rotary scaling", "base 10000 raised to 22081.79", f"config.json's {LENGTH}"):
-        assert words in card
-    for words in ("trust_remote_code", "ALiBi", "custom_code"):
-        assert words not in card
-
-
-def test_dry_run(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
-    options = ("--scale", 2, "--method", "linear", "--out", tmp_path / "out", "--dry-run")
-    text = run(pristine("llama"), *options).out
-    assert "rotary positions, not ALiBi: positions divided by 2, base 10000 kept" in text
-    assert '+ rope_scaling: {"rope_type": "linear", "type": "linear", "factor": 2.0}' in text
-    value = run(pristine("llama"), *options, "--json").json
-    assert (value["family"], value["alibi_scaling"], value["checks"]) == ("rotary", None, [])
-    assert value["rotary"]["divisor"] == 2
-    assert value["rotary"]["scaling"] == {"type": "linear", "factor": 2.0}
-    assert not (tmp_path / "out").exists()
 
 
 def test_inspect(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:

@@ -46,7 +46,7 @@ hypothesis.settings.load_profile("same")
 # tests that are marked ``version``. A new test file is not in this list, so it runs on both versions.
 ANY_VERSION = {
     *("architecture", "benchmarks", "catalogue", "checkpoint", "cli", "docs"),
-    *("evaluation_tasks", "faults", "hostile", "hub", "inspect", "lengths", "license", "manifest"),
+    *("evaluation_tasks", "faults", "hostile", "hub", "inspect", "lengths", "manifest"),
     *("family_details", "onnx_example", "onnx_export", "onnx_files"),
     *("onnx_genai", "onnx_tasks", "onnx_quantise"),
     *("oldest_onnxruntime", "onnx_calibrate", "onnx_refusals"),

@@ -330,7 +330,7 @@ def test_the_attention_on_the_first_token_is_that_of_the_scaled_model(
     with train_large.network() as model:
         for parameter in model.parameters():  # layers that all compute something
             torch.nn.init.normal_(parameter, std=0.3)
-        train_large.save(model, tmp_path, {})
+        train_large.save(model, tmp_path, train_large.build_tokenizer({"text": [TEXT]}), {})
     ids, start = torch.randint(800, (2, 700)), evidence_large.FIRST_QUERY
     with evidence_large.trained(tmp_path, evidence_large.BY_PARTS, "eager") as model:
         weights = model(ids, output_attentions=True, use_cache=False).attentions

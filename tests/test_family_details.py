@@ -161,17 +161,6 @@ def test_their_dynamic_scaling_is_our_linear_one_by_length(
     assert_logits(load(folder)(ids).logits, right)
 
 
-@torch.no_grad()
-def test_their_fixed_scaling_is_our_linear_one(source: Source, tmp_path: Path) -> None:
-    own = source(alibi_scaling={"type": "linear", "factor": 4.0})
-    config, tensors = tiny.read(own)
-    tensors["transformer.relative_pe.slopes"] /= 4.0
-    ids, _ = batch()
-    right = jais.logits({**config, "alibi_scaling": None}, tensors, ids.numpy())
-    folder = convert(own, tmp_path / "out", method="linear", scale=4.0).path
-    assert_logits(load(folder)(ids).logits, right)
-
-
 def test_inspect_shows_their_scaling_and_a_conversion_replaces_it(source: Source, tmp_path: Path) -> None:
     own = source(alibi_scaling={"type": "linear", "factor": 2.0})
     shown = inspect(own).alibi_scaling
@@ -256,13 +245,6 @@ def test_slopes_are_one_series_for_every_number_of_heads() -> None:
     assert slopes == pytest.approx([2 ** (-8 * head / 12) for head in range(1, 13)])
     steeper = series(n_heads=3, d_model=24, alibi_bias_max=6)
     assert steeper == pytest.approx([1 / 4, 1 / 16, 1 / 64])
-
-
-@pytest.mark.parametrize(("heads", "doubted"), [(4, False), (12, True), (16, False)])
-def test_slopes_that_the_config_leaves_open_are_named(tmp_path: Path, heads: int, doubted: bool) -> None:
-    source = tiny.FACTORIES["mosaic_gpt"](tmp_path / "source", heads)
-    result = convert(source, tmp_path / "out", scale=2, verify=False)
-    assert any(f"has {heads} heads, not a power of two" in note for note in result.notes) == doubted
 
 
 # MPT

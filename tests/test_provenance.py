@@ -40,8 +40,10 @@ def exported(pristine: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     return export(place, OnnxOptions(validate=False)).path
 
 
-@pytest.mark.parametrize("kind", ENTRIES)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [*((command, "a word") for command in COMMANDS), *(("plot", kind) for kind in ENTRIES)],
+)
 def test_a_damaged_entry(
     exported: Path,
     refused: Callable[..., str],

@@ -280,29 +280,6 @@ def test_what_changes_in_the_config(
     assert set(result.config_changes) == {*changes, "ntk_convert"}
 
 
-@pytest.mark.parametrize(
-    ("options", "text", "numbers"),
-    [
-        ({"scale": 2}, "base 10000 raised to 22081.79", {"scaled_base": near(RAISED), "divisor": 1.0}),
-        (
-            {"scale": 4, "method": "by-parts", "train_length": 32},
-            "YaRN: wavelengths up to 1 tokens kept, from 32 on multiplied by 4; queries and keys multiplied",
-            {"ramp": (1.0, 32.0), "divisor": 4.0, "attention": near(0.1 * math.log(4) + 1)},
-        ),
-        ({"scale": 2, "method": "linear"}, "positions divided by 2, base 10000 kept", {"divisor": 2.0}),
-        ({"dynamic": "length", "rate": 2}, "beyond 32 tokens", {"dynamic_from": 32}),
-        ({"method": "none"}, "base 10000 kept", {"scaled_base": 10_000, "divisor": 1.0}),
-    ],
-)
-def test_how_positions_change(
-    options: dict[str, Any], text: str, numbers: dict[str, Any], pristine: Pristine
-) -> None:
-    change = inspect(pristine("llama"), **options).rotary
-    assert change is not None
-    assert str(change).startswith(text) or text in str(change)
-    assert {name: getattr(change, name) for name in numbers} == numbers
-
-
 def test_a_second_spelling_is_kept_true(make_source: MakeSource, tmp_path: Path) -> None:
     """transformers 4.57 writes GPT-NeoX's base under two keys."""
     source = make_source("gpt_neox", {"rope_theta": 10_000, "partial_rotary_factor": 0.5})

@@ -96,6 +96,12 @@ def test_every_file_of_the_contributors_page_exists() -> None:
         assert any((ROOT / each).exists() for each in known), file
 
 
+def test_every_module_of_tests_is_in_their_table() -> None:
+    """Once it leads somewhere, see above, it is one that is there."""
+    listed = re.findall(r"^\| \[(test_\w+)\]\(", TEXTS["tests/README.md"], re.MULTILINE)
+    assert listed == sorted(path.stem for path in (ROOT / "tests").glob("test_*.py"))
+
+
 # --- commands and options
 
 

@@ -78,7 +78,7 @@ test-slow: .venv/ready
 # In an environment of its own: torchao prints warnings when it is imported, which other tests would see.
 # optimum and fastembed need older packages, so they have another one.
 test-engines: .venv-engines/ready .venv-optimum/ready
-	.venv-engines/bin/python $(PYTEST) -m slow tests/test_quantised.py tests/test_serve.py tests/test_other_programs.py
+	.venv-engines/bin/python $(PYTEST) -m slow tests/test_quantising_packages.py tests/test_transformers_serve.py tests/test_other_programs.py
 	.venv-optimum/bin/python $(PYTEST) -m slow tests/test_other_programs.py
 
 # The graphs are made in .venv, and run there and in the other environment.

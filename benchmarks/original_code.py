@@ -49,10 +49,6 @@ class Original:
     """The code needs a boolean mask."""
     rows_alone: bool = False
     """The code takes no padding mask, so padded rows are compared with the same rows run alone."""
-    hub: Mapping[str, str] | None = field(default_factory=dict)
-    """``auto_map`` on the Hub, if it differs from the checkpoint's; None if the code has no Hub form."""
-    edits: Mapping[str, str] = field(default_factory=dict)
-    """Old text -> new text, for code in a folder as on the Hub."""
     note: str = ""
 
 
@@ -128,10 +124,7 @@ ORIGINALS = {
         config="original.configuration_baichuan.BaichuanConfig",
         model="original.modeling_baichuan.BaichuanForCausalLM",
         cases=sizes(40, 12, 8, norm_head=False),
-        edits={"from transformers_stream_generator.main import": "from transformers import"},
-        note="Baichuan-13B-Chat's code, from a copy of its Hub repository. The import of "
-        "transformers_stream_generator, which only its chat function needs, is removed; otherwise "
-        "`from_pretrained` would require that package.",
+        note="Baichuan-13B-Chat's code, from a copy of its Hub repository.",
     ),
     "baichuan2": Original(
         family="baichuan",
@@ -153,7 +146,6 @@ ORIGINALS = {
         model="hf.modeling_gpt_refact.GPTRefactForCausalLM",
         cases=sizes(40, 32, 8, packed_projections=False),
         rows_alone=True,
-        edits={"from hf.": "from ."},
         note="The first revision, from a copy of its authors' repository. It takes no padding mask, so "
         "padded rows are compared with the same rows run alone. Only ports were found of the present "
         "revision, which packs two pairs of projections.",
@@ -183,7 +175,6 @@ ORIGINALS = {
         model="llmfoundry.models.mpt.modeling_mpt.MPTForCausalLM",
         cases=MPT | GROUPED_MPT,
         adapt=older_mpt,
-        hub=None,
         note="MPT from v0.5.0 of the library that trained it; `replit-mpt` is its form for the Hub.",
     ),
     "mosaic-gpt": Original(
@@ -202,7 +193,6 @@ ORIGINALS = {
         # Outside autocast, Composer's norm equals the ordinary one.
         adapt=lambda config, state: config.update(low_precision_layernorm=False),
         bool_mask=True,
-        hub=None,
         note="v0.0.4, which mpt-1b-redpajama-200b names; `replit-lm` is its form for the Hub.",
     ),
     "replit-lm": Original(
@@ -214,10 +204,6 @@ ORIGINALS = {
         model="original.replit_lm.ReplitLM",
         cases=MOSAIC_GPT,
         bool_mask=True,
-        hub={
-            "AutoConfig": "configuration_replit_lm.ReplitLMConfig",
-            "AutoModelForCausalLM": "replit_lm.ReplitLM",
-        },
         note="replit-code-v1-3b as first published: a fork of MosaicGPT.",
     ),
     "jina": Original(
@@ -230,10 +216,6 @@ ORIGINALS = {
         cases=encoders({}, "SequenceClassification"),
         adapt=first_jina,
         without=TIED,
-        hub={
-            "AutoConfig": "configuration_jbert.JBertConfig",
-            "AutoModelForMaskedLM": "modeling_jbert.JBertForMaskedLM",
-        },
         note="The first code of jina-embeddings-v2-base-en, from a copy of its Hub repository. It keeps "
         "query, key and value in one tensor, so the checkpoint's three tensors are joined for it.",
     ),
@@ -252,7 +234,6 @@ ORIGINALS = {
         adapt=lambda config, state: config.update(emb_pooler=None),
         without=rf"{TIED}|^cls\.predictions\.decoder\.bias$",
         stubs=("flash_attn",),
-        hub=None,
         note="The code of jinaai/jina-bert-implementation, from a copy with additions that are off by "
         "default.",
     ),
@@ -265,13 +246,7 @@ ORIGINALS = {
         model="original.bert_layers.Bert{head}",
         cases=encoders({}, "SequenceClassification"),
         without=TIED,
-        edits={
-            "import bert_padding as bert_padding_module": "from .bert_padding import "
-            "index_first_axis, index_put_first_axis, pad_input, unpad_input, unpad_input_only",
-            "bert_padding_module.": "",
-        },
-        note="Its authors' code; DNABERT-2's code began as a copy of it. Its imports are made relative, "
-        "which a folder of code needs.",
+        note="Its authors' code; DNABERT-2's code began as a copy of it.",
     ),
 }
 

@@ -1,16 +1,14 @@
-"""Checks that a converted model computes the same as the model's own code, and whether that code still runs.
+"""Checks that a converted model computes the same as the model's own code.
 
 Families that are not in transformers have their code on GitHub, written for transformers 4.2x and 4.3x. It
 runs under 4.33.3, in a separate environment, on tiny random checkpoints in the original layout. The converted
 repository (``--method none``) runs under this environment's transformers, and the logits are compared in
-float32. Then the checkpoint and the original code are put into one folder, as on the Hub, loaded with
-``from_pretrained`` and made to generate: under 4.33.3, which shows that the folder is correct, and here.
+float32.
 
     python benchmarks/originals.py --setup      # prints the commands that prepare the next line
     python benchmarks/originals.py --code .venv-originals/code --python .venv-originals/bin/python [NAME ...]
 
-This project contains none of that code: original_code.py lists its sources. Some of it imports einops and
-accelerate, which this environment also needs for the second part.
+This project contains none of that code: original_code.py lists its sources.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ from original_code import ORIGINALS, Config, Original, State, setup
 from report import finish, load, table
 
 PACKAGES = ("torch==2.13.0", "transformers==4.33.3", "'numpy<2'", "einops", "accelerate==0.23.0", "click")
-ROWS, LENGTH, CACHED, NEW = (60, 43, 26), 60, 41, 12
-"""Real tokens in each row; tokens in the longest; tokens cached before single ones follow; new tokens."""
+ROWS, LENGTH, CACHED = (60, 43, 26), 60, 41
+"""Real tokens in each row; tokens in the longest; tokens cached before single ones follow."""
 WAYS = ("no mask", "left padding", "right padding", "cached", "cached, left padding")
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest logit."""
@@ -177,43 +175,6 @@ def child_original(name: str, code: str, work: str) -> None:
         np.savez(folder / "original.npz", **measure(run, ways(original, case.head)))
 
 
-def child_attempt(folder: str, head: str, expected: str) -> None:
-    """In either environment: loads a folder with the original's code, and prints the outcome."""
-    wanted, ids = np.load(expected), inputs()[0]
-    step, said = "from_pretrained", []
-    try:
-        import transformers
-
-        auto = getattr(transformers, f"AutoModelFor{head}")
-        model = auto.from_pretrained(folder, trust_remote_code=True).eval()
-        said.append("loads")
-        found = model.state_dict()
-        for name, tensor in stored(Path(folder))[1].items():
-            if name not in found or not torch.equal(found[name], tensor):
-                said.append(f"{name} is NOT the stored tensor")
-        step = "forward"
-        expected_logits = wanted["no mask"]
-        with torch.no_grad():
-            logits = model(ids).logits.numpy()
-        gap = np.abs(logits - expected_logits).max() / np.abs(expected_logits).max()
-        said.append("right logits" if gap <= TOLERANCE else f"WRONG logits, off by {gap:.0%} of the largest")
-        if head == "CausalLM":
-            step = "generate"
-            right = np.array_equal(generated(model), wanted["tokens"])
-            said.append("generates the right tokens" if right else "generates WRONG tokens")
-    except Exception as error:
-        # Remove the paths that some messages contain.
-        message = re.sub(r"\s*\(?(/[^\s/]+){2,}\)?", "", " ".join(str(error).split()))
-        said.append(f"{step}: {type(error).__name__}: {message[:200]}")
-    print("; ".join(said))
-
-
-def generated(model: Any) -> np.ndarray:
-    length = {"min_new_tokens": NEW, "max_new_tokens": NEW}
-    tokens: np.ndarray = model.generate(inputs()[0][:, :CACHED], do_sample=False, **length).numpy()
-    return tokens
-
-
 def child_versions() -> None:
     print(", ".join(f"{package} {version(package)}" for package in ("transformers", "torch")))
 
@@ -241,26 +202,7 @@ def convert_all(original: Original, work: Path) -> None:
         auto = getattr(transformers, "AutoModel" if case.head == "Model" else f"AutoModelFor{case.head}")
         model = auto.from_pretrained(folder / "converted", trust_remote_code=True).eval()
         results = measure(runner(model, case.head), ways(original, case.head))
-        if case.head == "CausalLM":
-            results["tokens"] = generated(model)
         np.savez(folder / "ours.npz", **results)
-
-
-def as_on_the_hub(original: Original, code: Path, source: Path, folder: Path) -> None:
-    """Writes checkpoint and code into one folder."""
-    from safetensors.torch import save_file
-
-    folder.mkdir()
-    config, state = stored(source)
-    original.adapt(config, state)
-    config["auto_map"] = original.hub or config["auto_map"]
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    for file in (code / original.folder).glob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        for old, new in original.edits.items():
-            text = text.replace(old, new)
-        (folder / file.name).write_text(text, encoding="utf-8")
 
 
 class Outcome(NamedTuple):
@@ -269,12 +211,10 @@ class Outcome(NamedTuple):
     cases: int
     worst: float
     """Largest difference, relative to the largest logit of its case."""
-    attempts: list[str]
-    """The outcome of its own code, in the old environment and here."""
 
 
 def examine(name: str, code: Path, python: str, work: Path) -> Outcome:
-    """Runs both sides on every case, and the original's code in its form for the Hub."""
+    """Runs both sides on every case."""
     original, masks = ORIGINALS[name], inputs()[1]
     convert_all(original, work)
     start(python, "original", name, code, work)
@@ -287,13 +227,7 @@ def examine(name: str, code: Path, python: str, work: Path) -> Outcome:
                 gaps = gaps[masks[side(way) or ""].bool().numpy()]
             gap = gaps.max() / np.abs(theirs["no mask"]).max()
             worst = float(np.maximum(worst, gap))  # np.maximum keeps NaN
-    attempts = []
-    if original.hub is not None:
-        folder, head = work / f"hub-{name}", next(iter(original.cases.values())).head
-        as_on_the_hub(original, code / name, work / "0" / "source", folder)
-        expected = work / "0" / "ours.npz"
-        attempts = [start(each, "attempt", folder, head, expected) for each in (python, sys.executable)]
-    return Outcome(len(original.cases), worst, attempts)
+    return Outcome(len(original.cases), worst)
 
 
 def sections(outcomes: Mapping[str, Outcome], old: str, new: str) -> list[str]:
@@ -304,16 +238,13 @@ def sections(outcomes: Mapping[str, Outcome], old: str, new: str) -> list[str]:
         tree = f"https://github.com/{original.repository}/tree/{original.commit}/{original.folder}"
         overview.append([name, str(found.cases), f"{found.worst:.1e}"])
         code.append(f"* {name}: [{original.repository}]({tree.rstrip('/')}). {original.note}")
-        code += [f"    * {where}: {said}" for where, said in zip((old, new), found.attempts, strict=False)]
     return [
         f"The originals ran under {old}, the converted models under {new}: largest differences of the logits "
         f"in float32, tiny random weights, {len(ROWS)} rows of {LENGTH} tokens, without a mask, padded on "
         "either side (real tokens are compared), and one token at a time over a cache where the original can "
         "do that.",
         table(("original", "cases", "largest difference / largest logit"), overview),
-        "## The original code with `from_pretrained` and `generate`\n\nThe first case, with code and "
-        "weights in one folder and `trust_remote_code=True`; where nothing is said, the code has no form for "
-        "the Hub. Right means equal to the converted model.\n\n" + "\n".join(code),
+        "## The original code\n\n" + "\n".join(code),
     ]
 
 
@@ -346,7 +277,6 @@ def main() -> int:
 
 CHILDREN: dict[str, Callable[..., None]] = {
     "original": child_original,
-    "attempt": child_attempt,
     "versions": child_versions,
 }
 

@@ -212,7 +212,7 @@ def encoders(models: Path, only: str | None, write: bool) -> None:
     for model in evidence_encoders.MODELS:
         if model.task != "pairs" or (only and model.name not in only.split(",")):
             continue
-        source = evidence_encoders.train(model, models)
+        source = evidence_measure.train(model, models, evidence_encoders.SCRIPT)
         with measuring.workplace() as temporary:
             out = with_graphs(source, temporary)
             for length in (multiple * train_encoders.TRAINED_LENGTH for multiple in MULTIPLES):

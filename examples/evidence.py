@@ -2,21 +2,19 @@
 
     python examples/evidence.py                # train and measure what is missing; hours on one core
     python examples/evidence.py --only fits    # the same for one study
-    python examples/evidence.py --model text-8-0 lines-12-1    # some of the models of `results`
     python examples/evidence.py --tables       # write only tables and pictures, from the stored results
 
 There are three studies: `results`, of the models under the formulas; `ramps`, of the ramp of by-parts
 (evidence_ramps.py); and `fits`, of fitted slopes (evidence_fits.py). A fourth, of temperatures, was measured
 with an option that `eval` no longer has; its results are only read. Models and full results are kept in
 .evidence/; anything deleted there is made again. The part of the results that tables and pictures need is in
-examples/evidence/NAME.json, which `ntk-convert plot` can read; it is stored after each model.
+examples/evidence/NAME.json, which `ntk-convert plot` can read.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,9 +33,9 @@ from evidence_design import (
     Model,
     dynamic,
 )
-from evidence_measure import MODELS_FOLDER, ROOT, Run, Study
+from evidence_measure import MODELS_FOLDER, ROOT, Run, Study, read
 from evidence_pictures import draw_exponents
-from evidence_tables import as_csv, with_tables
+from evidence_tables import TABLES, as_csv, with_tables
 
 from converter.evaluation.results import PERPLEXITY, Results
 from converter.pictures.curves import draw_curves
@@ -80,21 +78,22 @@ OLDER = ("temperatures",)
 
 def stored() -> dict[str, Results]:
     """The results of all studies, by name."""
-    older = {name: EXAMPLES / "evidence" / f"{name}.json" for name in OLDER}
-    return {
-        **{name: study.read() for name, study in STUDIES.items()},
-        **{name: Results.from_json(json.loads(path.read_text("utf-8"))) for name, path in older.items()},
-    }
+    return {name: read(EXAMPLES / "evidence" / f"{name}.json") for name in (*STUDIES, *OLDER)}
+
+
+def tables(results: Mapping[str, Results]) -> Iterator[tuple[Path, str]]:
+    """Every document with its tables, and the tables beside the results: the file and its text."""
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        yield path, with_tables(text, "evidence", lambda name: TABLES[name](results))
+    for name, study in STUDIES.items():
+        yield study.stored.with_suffix(".csv"), as_csv(results[name])
 
 
 def write(results: Mapping[str, Results]) -> None:
-    """Writes the tables into the documents and beside the results, and the pictures."""
-    for path in DOCUMENTS:
-        path.write_text(with_tables(path.read_text(encoding="utf-8"), results), encoding="utf-8")
-        print(path)
-    for name, study in STUDIES.items():
-        path = study.stored.with_suffix(".csv")
-        path.write_text(as_csv(results[name]), encoding="utf-8")
+    """Writes the tables and the pictures."""
+    for path, text in tables(results):
+        path.write_text(text, encoding="utf-8")
         print(path)
     formulas = results[FORMULAS.name]
     shown = [each for each in formulas.measurements if each.scaling in DRAWN]
@@ -111,25 +110,13 @@ def main() -> None:
     """Read the command line; train, measure and write."""
     parser = argparse.ArgumentParser(description="Produce the evidence that the documents show.")
     parser.add_argument("--only", choices=STUDIES, help="the study to measure, by default all")
-    parser.add_argument(
-        "--model",
-        nargs="+",
-        choices=[model.name for model in MODELS],
-        help="of the models of `results`, measure these; of others, what is stored stays",
-    )
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
     parser.add_argument("--tables", action="store_true", help="only rewrite tables and pictures")
     arguments = parser.parse_args()
-    if arguments.model and arguments.only not in (None, FORMULAS.name):
-        parser.error(f"--model is not for the study `{arguments.only}`; drop one of the two")
-
     if not arguments.tables:
         arguments.models.mkdir(parents=True, exist_ok=True)
-        if arguments.model:
-            FORMULAS.run(arguments.models, arguments.model)
-        else:
-            for name in [arguments.only] if arguments.only else STUDIES:
-                STUDIES[name].run(arguments.models)
+        for name in [arguments.only] if arguments.only else STUDIES:
+            STUDIES[name].run(arguments.models)
     write(stored())
 
 

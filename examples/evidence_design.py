@@ -50,13 +50,9 @@ RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
 LOW_RAMP = (TRAINED_LENGTH / 16, TRAINED_LENGTH / 4)
 
 
-def by_parts(ramp: tuple[float, float] = RAMP, temperature: float = 0.0) -> str:
+def by_parts(ramp: tuple[float, float] = RAMP) -> str:
     """The name of position-dynamic by-parts in results, given a ramp in tokens."""
-    return str(
-        Scaling(
-            "by-parts", dynamic="position", train_length=TRAINED_LENGTH, ramp=ramp, temperature=temperature
-        )
-    )
+    return str(Scaling("by-parts", dynamic="position", train_length=TRAINED_LENGTH, ramp=ramp))
 
 
 def static_by_parts(ramp: tuple[float, float] = RAMP) -> str:
@@ -65,7 +61,7 @@ def static_by_parts(ramp: tuple[float, float] = RAMP) -> str:
 
 
 BY_PARTS, STATIC_BY_PARTS = by_parts(), static_by_parts()
-TEMPERED = {f"C = {each}": by_parts(temperature=each) for each in TEMPERATURES}
+TEMPERED = {f"C = {each}": f"{BY_PARTS}, temperature {each}" for each in TEMPERATURES}
 """Column of a table -> position-dynamic by-parts with this temperature."""
 FITTED = "fitted, position"
 

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pairs_task
-from evidence_design import EXAMPLES
-from evidence_measure import MODELS_FOLDER, kept, to_text
-from evidence_tables import markdown
+from evidence_design import EXAMPLES, Model
+from evidence_measure import MODELS_FOLDER, against_none, kept, read, to_text, together, train
+from evidence_tables import markdown, with_tables
 from text_task import read_corpus
-from train_encoders import TRAINED_LENGTH, Task
+from train_encoders import TRAINED_LENGTH
 
 from converter import convert, fit
 from converter.errors import NoGain
@@ -41,6 +39,7 @@ from converter.evaluation.tasks.task import Collection
 from converter.scaling.request import Request
 from converter.scaling.scaling import UNSCALED, Scaling
 
+SCRIPT = "train_encoders.py"
 RESULTS = EXAMPLES / "evidence" / "encoders.json"
 DOCUMENT = EXAMPLES / "evidence" / "encoders.md"
 MULTIPLES = (1, 2, 4, 8, 16)
@@ -67,25 +66,6 @@ SCALINGS: tuple[dict[str, Any], ...] = (
     {"methods": ("linear",), "scales": (SCALE,)},
 )
 """What every model gets, as arguments of ``evaluate``."""
-BLOCK = re.compile(
-    r"(?P<start><!-- encoders (?P<name>[a-z]+): [^\n]*-->\n).*?(?P<end><!-- end of encoders -->)", re.DOTALL
-)
-
-
-@dataclass(frozen=True)
-class Model:
-    """One of the trained models."""
-
-    task: Task
-    heads: int
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Its name in results."""
-        return f"{self.task}-{self.heads}-{self.seed}"
-
-
 MODELS = (
     Model("pairs", 8, 0),
     Model("pairs", 8, 1),
@@ -96,19 +76,9 @@ MODELS = (
 )
 
 
-def train(model: Model, models: Path) -> Path:
-    """Trains a missing model in a separate process; its folder."""
-    folder = models / model.name
-    if not folder.exists():
-        command = [sys.executable, str(EXAMPLES / "train_encoders.py"), "--task", model.task]
-        command += ["--heads", str(model.heads), "--seed", str(model.seed), "--out", str(folder)]
-        subprocess.run(command, check=True)
-    return folder
-
-
 def measure(model: Model, models: Path) -> Results:
     """Measures a trained model under every scaling, and what chunks give."""
-    folder = train(model, models)
+    folder = train(model, models, SCRIPT)
     found: list[Results] = []
     others: list[Measurement] = []
     """Those whose name is not their scaling's."""
@@ -220,7 +190,7 @@ def in_index(model: Model, models: Path) -> Results:
     hardware = choose("cpu", "fp32", None)
     texts, lengths = texts_of_all_lengths()
     measured: list[Measurement] = []
-    with open_subject(train(model, models), hardware, train_length=TRAINED_LENGTH) as subject:
+    with open_subject(train(model, models, SCRIPT), hardware, train_length=TRAINED_LENGTH) as subject:
 
         def vectors(scaling: Scaling, rows: Sequence[Any]) -> Any:
             return embed(subject.scaled(scaling), subject.pooling, hardware, rows)
@@ -268,25 +238,13 @@ def in_index(model: Model, models: Path) -> Results:
     )
 
 
-def together(found: Sequence[Results]) -> Results:
-    """The results of several models as one."""
-    return Results(
-        [each for results in found for each in results.measurements],
-        {name: about for results in found for name, about in results.models.items()},
-        found[0].settings,
-        sum(results.seconds for results in found),
-    )
-
-
 def joined(found: Sequence[Results]) -> Results:
     """Joins the results of all models and compares each scaling with none."""
-    measurements = []
-    for results in found:
-        unscaled = {each.length: each.scores for each in results.measurements if each.scaling == NONE}
-        for each in results.measurements:
-            pair = compare(each.metric, each.scores, unscaled[each.length])
-            each = replace(each, comparison=None if each.scaling == NONE else pair)
-            measurements.append(replace(each, depths=(), positions=()))
+    measurements = [
+        replace(each, depths=(), positions=())
+        for results in found
+        for each in against_none(results.measurements)
+    ]
     settings = {**found[0].settings, "items": {"pairs": dict(PAIRS), "masked": WINDOWS}}
     return replace(together(found), measurements=measurements, settings=settings)
 
@@ -324,19 +282,10 @@ def table(results: Results, task: str) -> str:
     return markdown([f"{what}: {' / '.join(names)}", *multiples], rows)
 
 
-def with_tables(document: str, results: Results, index: Results) -> str:
-    """The document with the tables between its markers replaced."""
-
-    def block(found: re.Match[str]) -> str:
-        name = found["name"]
-        return found["start"] + table(index if name == "index" else results, name) + found["end"]
-
-    return BLOCK.sub(block, document)
-
-
-def read(file: Path) -> Results:
-    """Results that were stored."""
-    return Results.from_json(json.loads(file.read_text(encoding="utf-8")))
+def page(results: Results, index: Results) -> str:
+    """The document with its tables."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    return with_tables(text, "encoders", lambda name: table(index if name == "index" else results, name))
 
 
 def main() -> None:
@@ -359,8 +308,7 @@ def main() -> None:
             if model.task == "pairs"
         ]
         INDEX.write_text(to_text(together(found)), encoding="utf-8")
-    page = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(with_tables(page, read(RESULTS), read(INDEX)), encoding="utf-8")
+    DOCUMENT.write_text(page(read(RESULTS), read(INDEX)), encoding="utf-8")
     print(DOCUMENT)
 
 

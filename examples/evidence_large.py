@@ -3,8 +3,8 @@
     python examples/evidence_large.py             # train and measure what is missing; 2.5 hours on one core
     python examples/evidence_large.py --tables    # write only the tables, from the stored results
 
-The model is that of train_large.py, and is kept in .evidence/. Results are stored after each scaling, in
-examples/evidence/large.json, so a stopped run goes on. Results of another training are thrown away.
+The model is that of train_large.py, and is kept in .evidence/ with the results of each scaling, so a stopped
+run goes on. The results of all are in examples/evidence/large.json.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import csv
 import io
 import itertools
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ import lines_task
 import numpy as np
 import torch
 from evidence_design import EXAMPLES, NONE
-from evidence_measure import MODELS_FOLDER, against_none, to_text
-from evidence_tables import cell, compared, markdown
+from evidence_measure import MODELS_FOLDER, against_none, kept, read, to_text, together
+from evidence_tables import cell, compared, markdown, with_tables
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from train_large import (
@@ -160,50 +160,43 @@ class Material:
         return torch.tensor(ids[: WINDOWS * LENGTHS[-1]]).reshape(WINDOWS, -1)
 
 
-def measure(folder: Path) -> None:
-    """Measures what is not stored yet, and stores it after each scaling.
+def measured(material: Material, scaling: Scaling) -> Results:
+    """Measures one scaling.
 
     Up to the trained length, scalings by position compute the same as none, so they are not measured there.
     """
-    training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    found = read() if RESULTS.exists() else Results([], {})
-    same = ("steps", "tokens", "text_sha256")  # the file has rounded numbers
-    if any(about["training"][name] != training[name] for about in found.models.values() for name in same):
-        found = Results([], {})
+    print(scaling, flush=True)
+    beyond = bool(scaling.dynamic)
+    return evaluate(
+        [material.folder],
+        tasks=[make_task("prompts", material.prompts(2 * TRAINED_LENGTH if beyond else TRAINED_LENGTH))],
+        text=[material.windows()],
+        methods=(scaling.method,),
+        scales=(scaling.factor,) if scaling.static else (),
+        dynamic=(scaling.dynamic,) if scaling.dynamic else (),
+        lengths=LENGTHS[beyond:],
+        items=max(PROMPTS.values()),
+        train_length=TRAINED_LENGTH,
+        progress=sys.stderr.isatty(),
+    )
+
+
+def measure(folder: Path) -> Results:
+    """Measures what is not kept beside the model yet."""
     material = Material(folder)
-    for scaling in SCALINGS:
-        if any(each.scaling == str(scaling) for each in found.measurements):
-            continue
-        beyond = bool(scaling.dynamic)
-        new = evaluate(
-            [folder],
-            tasks=[make_task("prompts", material.prompts(2 * TRAINED_LENGTH if beyond else TRAINED_LENGTH))],
-            text=[material.windows()],
-            methods=(scaling.method,),
-            scales=(scaling.factor,) if scaling.static else (),
-            dynamic=(scaling.dynamic,) if scaling.dynamic else (),
-            lengths=LENGTHS[beyond:],
-            items=max(PROMPTS.values()),
-            train_length=TRAINED_LENGTH,
-            progress=sys.stderr.isatty(),
-        )
-        measurements = [replace(each, positions=()) for each in new.measurements]
-        found = Results(
-            against_none([*found.measurements, *measurements]),
-            {name: {**about, "training": training} for name, about in new.models.items()},
-            {**found.settings, **new.settings, "items": {"prompts": PROMPTS, "windows": WINDOWS}},
-            found.seconds + new.seconds,
-        )
-        RESULTS.write_text(to_text(found), encoding="utf-8")
-        print(scaling, round(new.seconds), "s", flush=True)
-    if "first token" not in found.settings:
-        found = replace(found, settings={**found.settings, "first token": first_tokens(material)})
-        RESULTS.write_text(to_text(found), encoding="utf-8")
-
-
-def read() -> Results:
-    """The stored results."""
-    return Results.from_json(json.loads(RESULTS.read_text(encoding="utf-8")))
+    found = [
+        kept(folder / f"{SHORT[str(scaling)]}.json", partial(measured, material, scaling))
+        for scaling in SCALINGS
+    ]
+    whole = together(found)
+    training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    settings = {"items": {"prompts": PROMPTS, "windows": WINDOWS}, "first token": first_tokens(material)}
+    return replace(
+        whole,
+        measurements=[replace(each, positions=()) for each in against_none(whole.measurements)],
+        models={name: {**about, "training": training} for name, about in whole.models.items()},
+        settings={**whole.settings, **settings},
+    )
 
 
 # --- the first token
@@ -306,14 +299,12 @@ def sinks(results: Results) -> str:
 
 
 TABLES: dict[str, Callable[[Results], str]] = {"results": table, "pairs": pairs, "sinks": sinks}
-BLOCK = re.compile(
-    r"(?P<start><!-- large (?P<name>[a-z]+): [^\n]*-->\n).*?(?P<end><!-- end of large -->)", re.DOTALL
-)
 
 
-def with_tables(document: str, results: Results) -> str:
-    """The document with the tables between its markers replaced."""
-    return BLOCK.sub(lambda block: block["start"] + TABLES[block["name"]](results) + block["end"], document)
+def page(results: Results) -> str:
+    """The document with its tables."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    return with_tables(text, "large", lambda name: TABLES[name](results))
 
 
 def as_csv(results: Results) -> str:
@@ -334,9 +325,9 @@ def main() -> None:
         if not (folder / "model.safetensors").exists():
             subprocess.run([sys.executable, EXAMPLES / "train_large.py", "--out", folder], check=True)
         torch.set_num_threads(1)
-        measure(folder)
-    results = read()
-    DOCUMENT.write_text(with_tables(DOCUMENT.read_text(encoding="utf-8"), results), encoding="utf-8")
+        RESULTS.write_text(to_text(measure(folder)), encoding="utf-8")
+    results = read(RESULTS)
+    DOCUMENT.write_text(page(results), encoding="utf-8")
     RESULTS.with_suffix(".csv").write_text(as_csv(results), encoding="utf-8")
     print(DOCUMENT)
 

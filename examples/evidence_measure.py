@@ -35,15 +35,16 @@ class Run:
     """Of its one scaling in results, where the scaling's own name would not tell it from others."""
 
 
-def train(model: Model, models: Path) -> None:
-    """Trains a missing model in a separate process, since training changes torch's global settings."""
+def train(model: Model, models: Path, script: str = "train.py") -> Path:
+    """The folder of a model; a missing one is trained in a process of its own, as that sets torch up."""
     folder = model.folder(models)
     if folder.exists():
-        return
-    command = [sys.executable, str(EXAMPLES / "train.py"), "--task", model.task, "--heads", str(model.heads)]
+        return folder
+    command = [sys.executable, str(EXAMPLES / script), "--task", model.task, "--heads", str(model.heads)]
     command += ["--seed", str(model.seed)]
     command += [] if model.bias_max is None else ["--bias-max", str(model.bias_max)]
     subprocess.run([*command, "--out", str(folder)], check=True)
+    return folder
 
 
 def measure(
@@ -101,7 +102,22 @@ def kept(path: Path, make: Callable[[], Results]) -> Results:
     """The results in a file, which are made if it is missing."""
     if not path.exists():
         path.write_text(json.dumps(make().to_json()), encoding="utf-8")
+    return read(path)
+
+
+def read(path: Path) -> Results:
+    """The results in a file."""
     return Results.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def together(found: Sequence[Results]) -> Results:
+    """The results of several models as one."""
+    return Results(
+        [each for results in found for each in results.measurements],
+        {name: about for results in found for name, about in results.models.items()},
+        found[0].settings,
+        sum(results.seconds for results in found),
+    )
 
 
 def to_text(results: Results) -> str:
@@ -109,27 +125,6 @@ def to_text(results: Results) -> str:
     content = _rounded(results.to_json())
     rows = ",\n".join(json.dumps(each, separators=(",", ":")) for each in content.pop("measurements"))
     return json.dumps(content, indent=1).removesuffix("\n}") + f',\n "measurements": [\n{rows}\n ]\n}}\n'
-
-
-def replaced(earlier: Results, new: Results, order: Sequence[str]) -> Results:
-    """The earlier results, but all of a model's rows are the new ones, if it has any.
-
-    So no two rows of a model come from different trainings.
-    """
-    models = {**earlier.models, **new.models}
-    measurements = [
-        each
-        for name in order
-        for each in (new if name in new.models else earlier).measurements
-        if each.model == name
-    ]
-    settings = {**earlier.settings, **new.settings}
-    return Results(
-        measurements,
-        {name: models[name] for name in order if name in models},
-        settings,
-        earlier.seconds + new.seconds,
-    )
 
 
 def against_none(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -179,31 +174,15 @@ class Study:
         """The file of its results."""
         return EXAMPLES / "evidence" / f"{self.name}.json"
 
-    def read(self) -> Results:
-        """The stored results."""
-        return Results.from_json(json.loads(self.stored.read_text(encoding="utf-8")))
-
-    def run(self, models: Path, names: Sequence[str] = ()) -> None:
-        """Trains and measures what is missing, and stores the results as soon as each model has them.
-
-        Args:
-            models: the folder of all models.
-            names: the models to measure, by default all; of the others, what is stored stays.
-        """
-        earlier = self.read() if self.stored.exists() else None
+    def run(self, models: Path) -> None:
+        """Trains and measures what is missing, given the folder of all models, and stores the results."""
         found: dict[Model, Results] = {}
         for model in self.models:
-            if names and model.name not in names:
-                continue
             print(f"{self.name}: {model.name}", flush=True)
             train(model, models)
-            found[model] = kept(
-                models / f"{self.name}-{model.name}.json", partial(self._measure, model, models)
-            )
-            joined = self._joined(found, models)
-            if earlier is not None and len(found) < len(self.models):
-                joined = replaced(earlier, joined, [each.name for each in self.models])
-            self.stored.write_text(to_text(joined), encoding="utf-8")
+            path = models / f"{self.name}-{model.name}.json"
+            found[model] = kept(path, partial(self._measure, model, models))
+        self.stored.write_text(to_text(self._joined(found, models)), encoding="utf-8")
 
     def _measure(self, model: Model, models: Path) -> Results:
         return measure(model, models, self.runs(model, models), self.prompts, self.windows, self.longest)
@@ -221,8 +200,6 @@ class Study:
             for each in against_none(results.measurements):
                 shown = model in self.drawn and each.length > TRAINED_LENGTH
                 measurements.append(each if shown else replace(each, depths=(), positions=()))
-        if len(found) == len(self.models):
-            settings |= self.found(models)
-        settings |= {"items": {"lines": dict(self.prompts), "text": self.windows}}
+        settings |= {**self.found(models), "items": {"lines": dict(self.prompts), "text": self.windows}}
         seconds = sum(results.seconds for results in found.values())
         return Results(measurements, described, settings, seconds)

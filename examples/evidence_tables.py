@@ -37,10 +37,6 @@ from converter.evaluation.statistics import compare
 from converter.scaling.scaling import short_names
 from converter.scaling.slopes import NATS
 
-BLOCK = re.compile(
-    r"(?P<start><!-- evidence (?P<name>[a-z0-9-]+): [^\n]*-->\n).*?(?P<end><!-- end of evidence -->)",
-    re.DOTALL,
-)
 IN_SUMMARY = (NONE, BY_PARTS, LINEAR, NTK, dynamic("length", 1), dynamic("position", 1))
 """Scalings in the summary table."""
 OF_ALL = tuple(scaling for scaling in SCALINGS if scaling not in (SMALL_NTK, PUBLISHED))
@@ -63,17 +59,16 @@ PAIRS = (
 """Two scalings to compare in every model that has both."""
 
 
-def with_tables(document: str, results: Mapping[str, Results]) -> str:
-    """The document with the tables between its markers replaced.
+def with_tables(document: str, kind: str, table: Callable[[str], str]) -> str:
+    """The document with what stands between its markers ``<!-- KIND NAME: ... -->`` replaced by tables.
 
     Args:
         document: a document in Markdown.
-        results: the results of each study.
-
-    Raises:
-        KeyError: a marker names no table.
+        kind: of the markers.
+        table: makes a table, given its name.
     """
-    return BLOCK.sub(lambda block: block["start"] + TABLES[block["name"]](results) + block["end"], document)
+    block = rf"(<!-- {kind} ([a-z0-9-]+): [^\n]*-->\n).*?(<!-- end of {kind} -->)"
+    return re.sub(block, lambda found: found[1] + table(found[2]) + found[3], document, flags=re.DOTALL)
 
 
 def trained(results: Results) -> str:

@@ -80,27 +80,17 @@ def lines_that_fit(tokens: int) -> int:
     return (tokens - TOKENS_PER_QUESTION - 1) // TOKENS_PER_LINE
 
 
-def evaluation_prompt(
-    rng: np.random.Generator, *, lines: int | None = None, tokens: int | None = None
-) -> Prompt:
+def evaluation_prompt(rng: np.random.Generator, tokens: int) -> Prompt:
     """Draw a prompt with distinct keys and one question about a line chosen uniformly.
-
-    Give either `lines` or `tokens`.
 
     Args:
         rng: the source of randomness; the same state gives the same prompt.
-        lines: the number of lines.
         tokens: the length in tokens, answer included, to fill with as many lines as fit.
 
     Raises:
-        ValueError: neither or both of `lines` and `tokens` are given, or the number of lines is not between
-            1 and the number of keys.
+        ValueError: the number of lines is not between 1 and the number of keys.
     """
-    if (lines is None) == (tokens is None):
-        raise ValueError("give either the number of lines or the number of tokens")
-    if lines is None:
-        assert tokens is not None
-        lines = lines_that_fit(tokens)
+    lines = lines_that_fit(tokens)
     if not 1 <= lines <= len(KEYS):
         raise ValueError(f"a prompt has 1 to {len(KEYS)} lines (one for each key), got {lines}")
 

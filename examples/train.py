@@ -23,9 +23,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
-import platform
 import sys
 import time
 from dataclasses import dataclass
@@ -37,9 +35,8 @@ import numpy as np
 import text_task
 import torch
 import torch.nn.functional as F
+import training
 from lines_task import BOS, EOS, IGNORE, PAD, UNK
-from muon import Muon
-from safetensors.torch import save as to_safetensors
 from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
@@ -52,7 +49,6 @@ Task = Literal["lines", "text"]
 TRAINED_LENGTH = 256
 MUON_LEARNING_RATE = 0.02
 ADAM_LEARNING_RATE = 3e-3
-CLIP_NORM = 1.0
 EMBEDDING_STD = 0.1  # the output layer shares the embeddings: at 0.02, its logits would start nearly flat
 
 # The curriculum of the lines.
@@ -82,8 +78,6 @@ class Training:
     steps: int
     tokens: int
     cpu_seconds: int
-    python: str = platform.python_version()
-    torch: str = torch.__version__
     bias_max: int | None = None
     """`alibi_bias_max` of an MPT; None for a BLOOM."""
     text_sha256: str | None = None
@@ -198,15 +192,6 @@ def build_model(task: Task, heads: int, seed: int, bias_max: int | None = None) 
     return trained
 
 
-def build_optimizers(model: BloomForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings, biases and norms."""
-    matrices = [parameter for parameter in model.transformer.h.parameters() if parameter.ndim == 2]
-    ids = {id(parameter) for parameter in matrices}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
-    adam = torch.optim.AdamW(others, lr=ADAM_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    return [Muon(matrices, lr=MUON_LEARNING_RATE), adam]
-
-
 def as_mpt(model: BloomForCausalLM) -> dict[str, torch.Tensor]:
     """The weights of an MPT that computes the same as a BLOOM with MPT's slopes and GELU.
 
@@ -245,7 +230,8 @@ class Trainer:
     def __init__(self, task: Task, heads: int, seed: int, bias_max: int | None = None) -> None:
         self.bias_max = bias_max
         self.model = build_model(task, heads, seed, bias_max)
-        self.optimizers = build_optimizers(self.model)
+        layers = self.model.transformer.h
+        self.optimizers = training.optimizers(self.model, layers, MUON_LEARNING_RATE, ADAM_LEARNING_RATE)
         self.rng = np.random.default_rng(seed)
         self.steps = self.tokens = 0
         self._initial_rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
@@ -274,12 +260,7 @@ class Trainer:
         logits = self.model.lm_head(hidden[asked])  # computes logits only for targets with a loss
         loss = F.cross_entropy(logits, wanted[asked])
 
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        training.step(self.model, self.optimizers, loss)
         self.steps += 1
         self.tokens += ids.numel()
         return loss.item(), logits.argmax(-1) == wanted[asked]
@@ -391,29 +372,28 @@ def train(
     return trainer.model.eval(), record
 
 
-def save(model: BloomForCausalLM, training: Training, out: Path) -> None:
-    """Write the checkpoint's files into `out`; leave files with other names alone.
+def save(model: BloomForCausalLM, record: Training, out: Path) -> None:
+    """Write the checkpoint's files into `out`.
 
     The configuration files are written from the dicts above, since those of `save_pretrained` differ between
     versions of transformers.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    if training.bias_max is None:
+    if record.bias_max is None:
         # lm_head shares storage with the embeddings; transformers ties them again when it loads the model.
         weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-        settings = config(training.task, training.heads)
+        settings = config(record.task, record.heads)
     else:
         weights = as_mpt(model)
-        settings = mpt_config(training.task, training.heads, training.bias_max)
-    (out / "model.safetensors").write_bytes(to_safetensors(weights, metadata={"format": "pt"}))
-    build_tokenizer(training.task).save(str(out / "tokenizer.json"))
-    for name, content in (
-        ("config.json", settings),
-        ("generation_config.json", generation_config(training.task)),
-        ("tokenizer_config.json", TOKENIZER_CONFIG),
-        ("training.json", vars(training)),
-    ):
-        (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        settings = mpt_config(record.task, record.heads, record.bias_max)
+    training.write(
+        out,
+        weights,
+        build_tokenizer(record.task),
+        config=settings,
+        generation_config=generation_config(record.task),
+        tokenizer_config=TOKENIZER_CONFIG,
+        training=vars(record),
+    )
 
 
 def main() -> None:
@@ -431,14 +411,12 @@ def main() -> None:
     )
     arguments = parser.parse_args()
 
-    torch.set_num_threads(arguments.threads)
-    torch.set_flush_denormal(True)  # the softmax of far keys underflows, and denormals are slow on CPUs
-    torch.use_deterministic_algorithms(True)
+    training.prepare(arguments.threads)
     try:
-        model, training = train(arguments.task, arguments.heads, arguments.seed, arguments.bias_max)
+        model, record = train(arguments.task, arguments.heads, arguments.seed, arguments.bias_max)
     except RuntimeError as error:
         sys.exit(f"error: {error}")
-    save(model, training, arguments.out)
+    save(model, record, arguments.out)
     print(arguments.out)
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,8 +24,7 @@ import pairs_task
 import text_task
 import torch
 import torch.nn.functional as F
-from muon import Muon
-from safetensors.torch import save as to_safetensors
+import training
 from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
@@ -40,7 +37,6 @@ TRAINED_LENGTH = 128
 LAYERS = 2
 HEAD_SIZE = 8
 MUON_LEARNING_RATE, ADAM_LEARNING_RATE = 0.02, 3e-3
-CLIP_NORM = 1.0
 EMBEDDING_STD = 0.1
 PAIRS_STAGES = ((16, 100), (32, 80), (64, 60), (TRAINED_LENGTH, 180))
 """Tokens of the documents, and steps: short documents are cheap, and make the beginning easy."""
@@ -120,14 +116,9 @@ def masked_loss(model: Any, rng: np.random.Generator, ids: text_task.Ids) -> tor
 
 
 def optimise(model: Any, loss_of: Step, seed: int, steps: int) -> None:
-    """Muon for the matrices inside the layers, AdamW for all else."""
-    matrices = [each for each in model.base_model.encoder.parameters() if each.ndim == 2]
-    ids = {id(each) for each in matrices}
-    others = [each for each in model.parameters() if id(each) not in ids]
-    optimizers: list[torch.optim.Optimizer] = [
-        Muon(matrices, lr=MUON_LEARNING_RATE),
-        torch.optim.AdamW(others, lr=ADAM_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    """Makes so many steps, with rates that fall in the end."""
+    layers = model.base_model.encoder
+    optimizers = training.optimizers(model, layers, MUON_LEARNING_RATE, ADAM_LEARNING_RATE)
     rates = [each.param_groups[0]["lr"] for each in optimizers]
     rng = np.random.default_rng(seed)
     with tqdm(range(steps), unit=" steps", disable=None) as progress:
@@ -135,12 +126,8 @@ def optimise(model: Any, loss_of: Step, seed: int, steps: int) -> None:
             left = min(1.0, (1 - done / steps) / DECAY)
             for optimizer, rate in zip(optimizers, rates, strict=True):
                 optimizer.param_groups[0]["lr"] = rate * left
-                optimizer.zero_grad()
             loss = loss_of(model, rng, done)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-            for optimizer in optimizers:
-                optimizer.step()
+            training.step(model, optimizers, loss)
             progress.set_postfix(loss=f"{loss.item():.2f}")
 
 
@@ -169,20 +156,17 @@ def train(task: Task, heads: int, seed: int, out: Path) -> None:
         "seed": seed,
         "steps": STEPS[task],
         "cpu_seconds": round(time.process_time() - started),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
         "text_sha256": hashlib.sha256(corpus.encode()).hexdigest() if corpus else None,
     }
     named = {f"{name.strip('<>')}_token": name for name in ("<unk>", "<pad>", MASK)}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "model.safetensors").write_bytes(to_safetensors(weights, metadata={"format": "pt"}))
-    build_tokenizer(task).save(str(out / "tokenizer.json"))
-    for name, content in (
-        ("config.json", config(task, heads)),
-        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **named}),
-        ("training.json", record),
-    ):
-        (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    training.write(
+        out,
+        weights,
+        build_tokenizer(task),
+        config=config(task, heads),
+        tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", **named},
+        training=record,
+    )
 
 
 def main() -> None:
@@ -193,9 +177,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data [%(default)s]")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the weights depend on the number
-    torch.set_flush_denormal(True)
-    torch.use_deterministic_algorithms(True)
+    training.prepare()
     train(arguments.task, arguments.heads, arguments.seed, arguments.out)
     print(arguments.out)
 

@@ -31,13 +31,12 @@ import numpy as np
 import text_task
 import torch
 import torch.nn.functional as F
+import training
 from lines_task import IGNORE, SPECIAL_TOKENS, Ids
-from muon import Muon
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from train import CLIP_NORM, PASS_ACCURACY, TOKENIZER_CONFIG, mpt_config
+from train import PASS_ACCURACY, TOKENIZER_CONFIG, mpt_config
 
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.verification.patched import templates
@@ -124,15 +123,15 @@ def prepare(out: Path) -> tuple[dict[str, Ids], dict[str, Any]]:
     Returns:
         The training text of each kind in tokens, int64 arrays of shape [tokens]; and what the corpus is.
     """
-    training, held_out = read_corpus()
-    tokenizer = build_tokenizer(training)
+    learnt, held_out = read_corpus()
+    tokenizer = build_tokenizer(learnt)
     tokenizer.save(str(out / "tokenizer.json"))
     (out / "held-out.json").write_text(json.dumps(held_out), encoding="utf-8")
     text = {
         kind: np.concatenate([tokenizer.encode(each).ids for each in files]).astype(np.int64)
-        for kind, files in training.items()
+        for kind, files in learnt.items()
     }
-    joined = "".join("\0".join(files) for part in (training, held_out) for files in part.values())
+    joined = "".join("\0".join(files) for part in (learnt, held_out) for files in part.values())
     about = {
         "text_sha256": hashlib.sha256(joined.encode()).hexdigest(),
         "tokens_of_text": {kind: len(ids) for kind, ids in text.items()},
@@ -232,7 +231,10 @@ def build_optimizers(model: Any) -> list[torch.optim.Optimizer]:
         {"params": [trunk.wte.weight], "lr": EMBEDDING_RATE},
         {"params": [*norms, model.lm_head.weight], "lr": HEAD_RATE},
     ]
-    return [Muon(matrices, lr=MUON_RATE), torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
+    return [
+        training.Muon(matrices, lr=MUON_RATE),
+        torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
 
 
 def update(model: Any, optimizers: list[torch.optim.Optimizer], batch: Batch) -> tuple[float, float]:
@@ -249,7 +251,7 @@ def update(model: Any, optimizers: list[torch.optim.Optimizer], batch: Batch) ->
         loss = ANSWER_WEIGHT * loss + text_loss
     model.zero_grad()
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+    nn.utils.clip_grad_norm_(model.parameters(), training.CLIP_NORM)
     with torch.autocast("cpu", torch.bfloat16):
         for optimizer in optimizers:
             optimizer.step()
@@ -287,15 +289,16 @@ def train(model: Any, text: Mapping[str, Ids], minutes: float) -> dict[str, Any]
     return {**done, "stage": stage, "accuracy": accuracy, "text_loss": text_loss}
 
 
-def save(model: Any, out: Path, training: dict[str, Any]) -> None:
-    """Writes the checkpoint's files, beside the tokenizer."""
-    for name, content in (
-        ("config.json", config()),
-        ("tokenizer_config.json", TOKENIZER_CONFIG),
-        ("training.json", {**training, "torch": torch.__version__}),
-    ):
-        (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    save_file(model.state_dict(), out / "model.safetensors", metadata={"format": "pt"})
+def save(model: Any, out: Path, tokenizer: Tokenizer, record: dict[str, Any]) -> None:
+    """Writes the checkpoint's files."""
+    training.write(
+        out,
+        model.state_dict(),
+        tokenizer,
+        config=config(),
+        tokenizer_config=TOKENIZER_CONFIG,
+        training=record,
+    )
 
 
 def main() -> None:
@@ -310,7 +313,9 @@ def main() -> None:
     torch.manual_seed(0)
     text, about = prepare(arguments.out)
     with network() as model:
-        save(model, arguments.out, {**train(model.train(), text, arguments.minutes), **about})
+        tokenizer = Tokenizer.from_file(str(arguments.out / "tokenizer.json"))
+        record = {**train(model.train(), text, arguments.minutes), **about}
+        save(model, arguments.out, tokenizer, record)
     print(arguments.out)
 
 

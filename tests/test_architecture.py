@@ -1,11 +1,13 @@
-"""Imports point down and make no circles: the contracts of pyproject.toml, and what they leave to us."""
+"""The package as a whole: imports point down and make no circles, and every file has its licence."""
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import shutil
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -84,8 +86,20 @@ def imported_by(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("template", sorted((ROOT / "templates").glob("*.py")), ids=lambda file: file.stem)
-def test_a_converted_repository_needs_nothing_of_this_project(template: Path) -> None:
+def test_a_converted_repository_needs_nothing_of_this_project_and_names_its_licence(template: Path) -> None:
     assert imported_by(template) <= ALLOWED | {"."}
+    first, second, third, *_ = template.read_text(encoding="utf-8").splitlines()
+    assert first == "# SPDX-License-Identifier: Apache-2.0"
+    assert second == "# Copyright 2026 the ntk-convert authors"
+    assert third.startswith('"""')
+
+
+def test_the_package_has_the_licence() -> None:
+    words = (ROOT / "LICENSE").read_text(encoding="utf-8").split()
+    # Of the published text, whatever its white space.
+    digest = hashlib.sha256(" ".join(words).encode()).hexdigest()
+    assert digest == "0ffddef9e48f8a09aed5caf2d44f7ba1c1be2d9b8e0a6f693b1635b2d5566645"
+    assert metadata("ntk-convert")["License-Expression"] == "Apache-2.0"
 
 
 def test_the_converter_copies_the_templates_and_imports_none() -> None:

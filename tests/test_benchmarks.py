@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -73,21 +72,6 @@ def test_smallest_run(command: str, expected: str) -> None:
     assert expected in done.stdout
 
 
-def test_a_result_says_how_it_was_made_but_not_where(
-    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    report = module("report")
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    words = ["--text=/home/a/x", "--python", "/opt/python", "--write", "--layers", "2"]
-    monkeypatch.setattr(sys, "argv", ["/somewhere/torch_speed.py", *words])
-    report.finish("name", "Title", ["A table"], 1.25, write=True)
-    text = (tmp_path / "name.md").read_text()
-    assert "`python benchmarks/torch_speed.py --text=PATH --python PATH --layers 2`" in text
-    assert text.startswith("# Title\n\n* Date: ")
-    assert "load average before: 1.2" in text
-    assert text.endswith("\n\nA table\n")
-
-
 def test_a_side_without_memory_is_not_tried_again(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = module("measuring")
     tried = []
@@ -108,82 +92,7 @@ def test_a_side_without_memory_is_not_tried_again(module: Module, monkeypatch: p
     assert columns == ["8000", "0.50x", "2", "1.00x", "500", "1.00x"]
 
 
-def test_texts_have_unequal_lengths_and_vectors_their_order(module: Module) -> None:
-    encoder_speed = module("encoder_speed")
-    lengths = [len(text) for text in encoder_speed.make_texts(64, 12)]
-    assert (max(lengths), min(lengths) < 16, len(set(lengths)) > 6) == (64, True, True)
-    assert encoder_speed.padding([4, 1, 3], 2) == 1 - 8 / 11
-    assert encoder_speed.padding([4, 3, 1], 2) == 1 - 8 / 9
-    texts = [[7], [5, 6, 8], [3, 3], [1, 2, 3, 4]]
-    for ordered, batches in ((True, [(2, 4), (2, 2)]), (False, [(2, 3), (2, 4)])):
-        sizes: list[tuple[int, ...]] = []
-
-        def pooled(ids: np.ndarray, mask: np.ndarray, sizes: list[Any] = sizes) -> np.ndarray:
-            sizes.append(ids.shape)
-            total: np.ndarray = (ids * mask).sum(1, keepdims=True)
-            return total
-
-        vectors = encoder_speed.batched(pooled, ordered)(texts, 2)
-        assert vectors[:, 0].tolist() == [sum(text) for text in texts]
-        assert sizes == batches
-
-
-def junit(**outcomes: str) -> str:
-    """What pytest writes: tests, and what happened in each."""
-    cases = "".join(f'<testcase name="{name}">{inside}</testcase>' for name, inside in outcomes.items())
-    return f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
-
-
-SKIPPED = '<skipped message="no /tmp/x">/tmp/test.py:3: no</skipped>'
-FAILED = '<failure message="AssertionError: 1 | 2&#10;more">trace</failure>'
-
-
-def test_what_only_stock_passes_is_listed(module: Module) -> None:
-    """And every failure; what a conversion alone passes is only counted. A failed subtest is a failure."""
-    common_tests = module("common_tests")
-    stock = common_tests.read_outcomes(junit(a="", b="", c="", d=SKIPPED, e=SKIPPED))
-    none = common_tests.read_outcomes(junit(a="", b=SKIPPED, c=SKIPPED + FAILED, d=FAILED, e=""))
-    dynamic = common_tests.read_outcomes(junit(a="", b="", c=FAILED, d="", e=""))
-    results = {"jais": {"stock": stock, "none": none, "dynamic": dynamic}}
-    reason = "AssertionError: 1 \\| 2"
-    assert common_tests.failures(results) == [
-        ["c", "failed", "passed", "jais none, jais dynamic", reason],
-        ["d", "failed", "skipped", "jais none", reason],
-        ["b", "skipped", "passed", "jais none", "no PATH"],
-    ]
-    assert list(common_tests.summary(results)) == [["jais", "bloom", "3 / 0 / 2", "2 / 2 / 1", "4 / 1 / 0"]]
-
-
 # --- make gpu
-
-
-def test_what_one_leaves_goes_to_those_after_it(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = module("gpu.part")
-    now = 100.0
-    monkeypatch.setattr(part.time, "monotonic", lambda: now)
-    until = {}
-    for name, end in part.shared(["a", "b", "c"], 200.0, [2, 1, 1]):
-        until[name] = end
-        now += {"a": 10, "b": 60, "c": 0}[name]  # a ends early, b late
-    assert until == {"a": 150.0, "b": 155.0, "c": 200.0}
-
-
-def test_a_result_is_written_as_it_grows(module: Module, tmp_path: Path) -> None:
-    for name in module("on_gpu").PARTS:
-        assert callable(module(f"gpu.{name}").run)
-    document = module("report").Document("gpu-attention", "a title", tmp_path / "results")
-    path = tmp_path / "results/gpu-attention.md"
-    document.put("Numbers", "1 ms")
-    assert "1 ms" in path.read_text()
-    document.skip("flash", ImportError("not installed. Install it from /home/somebody/packages"))
-    document.fail("sdpa", RuntimeError("cannot read /home/somebody/model.onnx\nTraceback"))
-    assert "**Not complete**" in path.read_text()
-    document.end()
-    text = path.read_text()
-    assert "* flash: not installed.\n" in text
-    assert "* sdpa: RuntimeError: cannot read PATH\n" in text
-    assert "Not complete" not in text
-    assert list(path.parent.iterdir()) == [path]
 
 
 def late() -> None:
@@ -250,37 +159,6 @@ def test_what_ran_on_the_cpu_is_counted(module: Module) -> None:
         for end in ("_fence_before", "_kernel_time")
     ]
     assert module("gpu.graphs").placed(events) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("form", "said", "copies", "failed"),
-    [
-        ("ours-last", "flash, 5%", 4, []),
-        ("ours-last", "cuDNN, 5%", 5, []),
-        ("ours-last", "not found", 4, ["the kernel of its attention is not flash|cuDNN, but not found"]),
-        ("ours-last, new buffers", "flash, 5%", 9, ["9 copies between CPU and GPU, more than 5"]),
-        ("flash", "cuDNN, 5%", 4, ["the kernel of its attention is not flash, but cuDNN, 5%"]),
-        ("portable", "-", 9, []),
-    ],
-)
-def test_another_kernel_than_wanted_is_noted(
-    module: Module,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    form: str,
-    said: str,
-    copies: int,
-    failed: list[str],
-) -> None:
-    graphs, setup = module("gpu.graphs"), module("measuring").Setup(tmp_path, 2, 16, 2, device="cuda")
-    document = module("report").Document("graphs", "a title", tmp_path)
-    chosen = next(each for each in graphs.FORMS["float16"] if each.name == form)
-    monkeypatch.setattr(graphs, "export", lambda setup, form: None)
-    monkeypatch.setattr(
-        graphs, "fresh", lambda *_: ({}, [[form, "prefill", said, "CUDA", str(copies), "15"]])
-    )
-    assert graphs.tried(document, setup, chosen, [8], math.inf)
-    assert [note.partition(": ")[2] for note in document.failed] == failed
 
 
 def test_logits_that_are_too_far_from_stock_s_are_a_failure(module: Module, tmp_path: Path) -> None:

@@ -119,12 +119,6 @@ def sharded(folder: Path, weight_map: Any) -> Path:
     return folder
 
 
-def test_an_index_with_its_shards(tmp_path: Path) -> None:
-    checkpoint = read_checkpoint(sharded(tmp_path, {"a": "a.safetensors", "b": "b.safetensors"}))
-    assert checkpoint.parameters == 8
-    assert list(checkpoint.files) == ["a.safetensors", "b.safetensors"]
-
-
 @pytest.mark.parametrize(
     ("weight_map", "words"),
     [

@@ -276,11 +276,6 @@ def test_no_words_at_all(run: RunCli) -> None:
     assert "Usage: ntk-convert" in result.err
 
 
-def test_a_mistyped_option(run: RunCli) -> None:
-    error = run("inspect", "model", "--scal", "2").err
-    assert "--scale" in error.replace("--scal'", "").replace("--scal ", "")
-
-
 # --- shell completion
 
 
@@ -338,23 +333,6 @@ COMPLETIONS: list[tuple[str, list[str]]] = [
 )
 def test_completion(complete: Callable[..., list[str]], shell: str, line: str, offered: list[str]) -> None:
     assert complete(f"ntk-convert {line}", shell) == offered
-
-
-def test_completion_imports_nothing_heavy() -> None:
-    """It runs each time the Tab key is pressed."""
-    typed = {"COMP_WORDS": "ntk-convert convert b", "COMP_CWORD": "2"}
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "converter"],
-        env=os.environ | typed | {"_NTK_CONVERT_COMPLETE": "bash_complete"},
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert done.stdout == "dir,b\n"
-    assert "click" in imported
-    assert not {"numpy", "torch", "transformers", "huggingface_hub"} & imported
 
 
 def test_version(run: RunCli) -> None:

@@ -43,13 +43,10 @@ def test_a_model_is_pushed(
     ("words", "given", "said", "code"),
     [
         ((), {}, "MODEL", 2),
-        ((SOURCE,), {"TARGET": ID}, "USER/NAME", 2),
         ((), {"MODEL": SOURCE, "TARGET": ID, "OPTIONS": "--scale '2"}, "OPTIONS", 2),
         ((SOURCE, ID, "--scal", "2"), {}, "--scal", 2),
         ((SOURCE, "../..", "--scale", "2"), {}, "../..", 2),
-        (("--help", ID), {}, "--help", 1),
         (("org/missing", ID, "--scale", "2"), {}, "org/missing", 1),
-        ((SOURCE, "eve/bloom-ntk", "--scale", "2"), {}, "eve", 1),
     ],
 )
 def test_bad_input(

@@ -16,7 +16,6 @@ import pytest
 import torch
 from transformers import (
     AttentionInterface,
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
@@ -301,18 +300,6 @@ def test_weights_of_a_training_program(tmp_path: Path, monkeypatch: pytest.Monke
     ids, mask = batch(rows=2, length=20)
     right = expected(tmp_path / "out", "alberturin", ids, mask)
     assert_logits(model(ids, attention_mask=mask).logits, right, mask)
-
-
-@pytest.mark.parametrize("name", BERTS)
-def test_random_layers_do_not_load_unnoticed(tmp_path: Path, name: str) -> None:
-    """Without the code, transformers takes its own BERT; docs/families.md tells the symptom."""
-    source = tiny.ENCODERS[name](tmp_path / "source", 12, head="Model")
-    stock, info = AutoModel.from_pretrained(source, output_loading_info=True)
-    assert type(stock).__name__ == "BertModel"
-    assert any("intermediate.dense" in name for name in info["missing_keys"])
-    convert(source, tmp_path / "out", method="none", verify=False)
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=False)
 
 
 @torch.no_grad()

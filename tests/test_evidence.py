@@ -12,39 +12,40 @@ from pathlib import Path
 from typing import Any
 
 import evidence
-import evidence_fits
-import evidence_measure
-import evidence_ramps
+import evidence_encoders
+import evidence_large
 import evidence_tables
 import lines_task
 import numpy as np
+import pairs_task
 import pytest
 import text_task
 import torch
 import train
+import train_encoders
+import train_large
 from evidence_design import (
     BY_PARTS,
     EXAMPLES,
-    KINDS,
     LENGTHS,
     MODELS,
     NONE,
     NTK,
     SCALE,
     STATIC_BY_PARTS,
-    Model,
 )
-from evidence_measure import Study, replaced
-from hypothesis import given
-from hypothesis import strategies as st
+from evidence_measure import read
 from safetensors.numpy import load_file
 from scipy import stats
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.bloom import modeling_bloom
 
 from converter import convert
+from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import Measurement, Results
 from converter.evaluation.statistics import summarise
+from converter.evaluation.tasks.beir import Beir
 
 TINY_BLOOM = EXAMPLES / "tiny-bloom"
 
@@ -54,21 +55,22 @@ def stored() -> dict[str, Results]:
     return evidence.stored()
 
 
-@pytest.fixture
-def results(stored: dict[str, Results]) -> Results:
-    return stored[evidence.FORMULAS.name]
-
-
 # --- what the documents say
 
 
-@pytest.mark.parametrize("path", evidence.DOCUMENTS, ids=lambda path: path.parent.name)
-def test_the_tables_are_what_the_results_give(path: Path, stored: dict[str, Results]) -> None:
-    document = path.read_text(encoding="utf-8")
-    emptied = evidence_tables.BLOCK.sub(r"\g<start>old\n\g<end>", document)
-    assert emptied != document
-    made = evidence_tables.with_tables(emptied, stored)
-    assert made == document, "python examples/evidence.py --tables"
+def test_the_tables_are_what_the_results_give(stored: dict[str, Results]) -> None:
+    large, encoders = read(evidence_large.RESULTS), read(evidence_encoders.RESULTS)
+    made = {
+        **dict(evidence.tables(stored)),
+        evidence_large.RESULTS.with_suffix(".csv"): evidence_large.as_csv(large),
+        evidence_encoders.DOCUMENT: evidence_encoders.page(encoders, read(evidence_encoders.INDEX)),
+    }
+    wrong = [path for path, text in made.items() if path.read_text(encoding="utf-8") != text]
+    assert not wrong, "write them again: python examples/evidence.py --tables, and those of the other two"
+    assert evidence_large.page(large) == evidence_large.DOCUMENT.read_text(encoding="utf-8")
+    pages = "".join(text for path, text in made.items() if path.suffix == ".md")
+    shown = re.findall(r"<!-- (?:evidence|large) ([a-z0-9-]+):", pages)
+    assert {*shown} == evidence_tables.TABLES.keys() | evidence_large.TABLES.keys()
 
 
 def check_cells(results: Results, prompts: Mapping[int, int], windows: int, *, compared: bool = True) -> None:
@@ -87,91 +89,22 @@ def check_cells(results: Results, prompts: Mapping[int, int], windows: int, *, c
             assert each.comparison.p == pytest.approx(p, rel=1e-5)
 
 
-@pytest.mark.parametrize("study", evidence.STUDIES.values(), ids=evidence.STUDIES)
-def test_every_cell_follows_from_its_scores(study: Study, stored: dict[str, Results]) -> None:
-    results = stored[study.name]
-    names = [model.name for model in study.models]
-    assert list(results.models) == names
-    check_cells(results, study.prompts, study.windows, compared=study is evidence.FORMULAS)
-
-
-def test_fitted_slopes_are_kept(stored: dict[str, Results]) -> None:
-    """For every form but those of which ``fit`` said that they are no better than the stock slopes."""
-    settings = stored[evidence_fits.STUDY.name].settings
-    for model, forms in evidence_fits.FORMS.items():
-        for form in forms:
-            rows = settings["slopes"][model.name].get(form.name)
-            if rows is None:
-                said = settings["nothing"][model.name][form.name]
-                assert said.startswith("no fitted slopes are better")
-            else:
-                assert {len(row) for row in rows} == {model.heads}
-
-
-def test_a_ramp_by_rank_lies_between_spans() -> None:
-    # 8 heads have spans of 10 to 1280 tokens, each twice the one before; trained at 256 tokens.
-    start, end = evidence_ramps.by_rank(Model("lines", 8, 0), (0, 3 / 7))
-    assert (start * 256, end * 256) == pytest.approx((10, 80))
-
-
-@pytest.mark.parametrize("name", evidence.STUDIES)
-def test_the_csv_is_what_the_results_give(name: str, stored: dict[str, Results]) -> None:
-    path = evidence.STUDIES[name].stored.with_suffix(".csv")
-    made = evidence_tables.as_csv(stored[name])
-    assert path.read_text(encoding="utf-8") == made, "python examples/evidence.py --tables"
-
-
-def test_every_table_but_the_summary_is_in_the_evidence() -> None:
-    named = re.findall(r"<!-- evidence ([a-z0-9-]+):", (EXAMPLES / "evidence" / "README.md").read_text())
-    assert {*named, "summary", "tiny-bloom"} == evidence_tables.TABLES.keys()
+def test_every_cell_follows_from_its_scores(stored: dict[str, Results]) -> None:
+    for name, study in evidence.STUDIES.items():
+        assert list(stored[name].models) == [model.name for model in study.models]
+        check_cells(stored[name], study.prompts, study.windows, compared=study is evidence.FORMULAS)
+    large, encoders = read(evidence_large.RESULTS), read(evidence_encoders.RESULTS)
+    for task in large.tasks():
+        own = [each for each in large.measurements if each.task == task]
+        check_cells(replace(large, measurements=own), evidence_large.PROMPTS, evidence_large.WINDOWS)
+    assert list(encoders.models) == [model.name for model in evidence_encoders.MODELS]
+    check_cells(encoders, evidence_encoders.PAIRS, evidence_encoders.WINDOWS)
 
 
 def measurement(
     model: str, scaling: str, length: int, *scores: float, metric: str = "accuracy"
 ) -> Measurement:
     return Measurement(model, scaling, "prompts", metric, length, scores, *summarise(metric, scores))
-
-
-def test_rows_of_one_model_never_come_from_two_trainings() -> None:
-    def results(about: str, *rows: Measurement) -> Results:
-        return Results(list(rows), {row.model: {"from": about} for row in rows}, {about: 1}, 1.0)
-
-    earlier = results("earlier", *(measurement(name, NTK, 256, 1.0) for name in "abc"))
-    new = results("new", measurement("b", NONE, 256, 0.0), measurement("d", NONE, 256, 0.0))
-    found = replaced(earlier, new, "abcd")
-    shown = [(each.model, each.scaling) for each in found.measurements]
-    assert shown == [("a", NTK), ("b", NONE), ("c", NTK), ("d", NONE)]
-    assert [about["from"] for about in found.models.values()] == ["earlier", "new", "earlier", "new"]
-    assert found.settings == {"earlier": 1, "new": 1}
-
-
-def test_a_study_stores_each_model_as_it_finishes_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "evidence").mkdir()
-    first, second, third = models = [Model("lines", 8, seed) for seed in (1, 2, 3)]
-    measured: list[str] = []
-
-    def measure(model: Model, *_: object) -> Results:
-        if model == third and len(measured) < 3:
-            measured.append("stopped")
-            raise KeyboardInterrupt
-        measured.append(model.name)
-        return Results([measurement(model.name, NONE, 256, 1.0)], {model.name: {}}, {}, 1.0)
-
-    monkeypatch.setattr(evidence_measure, "EXAMPLES", tmp_path)
-    monkeypatch.setattr(evidence_measure, "train", lambda *_: None)
-    monkeypatch.setattr(evidence_measure, "measure", measure)
-    study = Study("some", models, {256: 1}, 1, lambda *_: (), found=lambda _: {"more": 1})
-    with pytest.raises(KeyboardInterrupt):
-        study.run(tmp_path)
-    assert list(study.read().models) == [first.name, second.name]
-    assert "more" not in study.read().settings  # what is found of all models
-    study.run(tmp_path)
-    assert measured == [first.name, second.name, "stopped", third.name]
-    assert list(study.read().models) == [model.name for model in models]
-    assert study.read().settings["more"] == 1
-    assert study.read().seconds == 3
 
 
 def test_the_rows_of_each_model_and_their_spread() -> None:
@@ -217,25 +150,8 @@ def test_scalings_are_compared_in_all_models_that_have_both() -> None:
     assert cells == {"2 of lines": "+3 -0, p = 0.2"}
 
 
-def test_temperatures_are_compared_with_the_same_scaling_without_one() -> None:
-    scores = {NONE: (0.0,) * 8, BY_PARTS: (1.0, 0.0) * 4, "tempered": (1.0,) * 8, "other": (0.0, 1.0) * 4}
-    rows = [
-        measurement(model, scaling, length, *found)
-        for model in ("lines-8-0", "lines-8-1")
-        for length in (256, 512)
-        for scaling, found in scores.items()
-    ]
-    rows += [measurement("lines-8-2", NONE, 256, 1.0)]
-    found = Results(rows, {}, {}, 0.0)
-    # Four of eight prompts got better, and then also four worse: p = 0.125 and 1; with twelve, p = 0.0005.
-    table = evidence_tables.by_temperature(found, ["lines-8-0", "lines-8-1"], [*scores], (256, 512))
-    assert [*table] == [[length, "0.0 %", "50.0 %", "100.0 %", "50.0 %"] for length in ("1x", "2x")]
-    found = replace(found, measurements=[replace(each, scores=each.scores * 3) for each in rows])
-    table = evidence_tables.by_temperature(found, ["lines-8-1"], [*scores], (512,))
-    assert [*table] == [["1x", "0.0 %", "50.0 %", "100.0 %*", "50.0 %"]]
-
-
-def test_every_cell_was_measured(results: Results) -> None:
+def test_every_cell_was_measured(stored: dict[str, Results]) -> None:
+    results = stored[evidence.FORMULAS.name]
     for model in MODELS:
         found = [each for each in results.measurements if each.model == model.name]
         assert len(found) == len({(each.scaling, each.length) for each in found})
@@ -252,7 +168,7 @@ def test_every_cell_was_measured(results: Results) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scaling", [NONE, NTK])
 def test_transformers_own_model_gives_the_same_answers(
-    scaling: str, results: Results, monkeypatch: pytest.MonkeyPatch
+    scaling: str, stored: dict[str, Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stock BLOOM, its bias replaced by one of NumPy's, answers the same prompts right."""
     length, count = 1024, 25
@@ -274,7 +190,9 @@ def test_transformers_own_model_gives_the_same_answers(
             logits = model(**tokenizer(row["prompt"], return_tensors="pt"), use_cache=False).logits
         scores.append(float(tokenizer.decode([int(logits[0, -1].argmax())]) == row["answer"]))
     wanted = ("lines-8-0", scaling, length)
-    [kept] = [each for each in results.measurements if (each.model, each.scaling, each.length) == wanted]
+    [kept] = [
+        each for each in stored["results"].measurements if (each.model, each.scaling, each.length) == wanted
+    ]
     # Another processor rounds differently, which may turn one close answer.
     assert sum(a != b for a, b in zip(scores, kept.scores[:count], strict=True)) <= 1
 
@@ -301,15 +219,6 @@ def test_prompts_ask_for_a_line_that_they_hold() -> None:
     # They depend on nothing but seed and length.
     assert prompts([64, 256], 5, 0)[5:] == prompts([256], 5, 0) == prompts([256], 9, 0)[:5]
     assert prompts([256], 5, 0) != prompts([256], 5, 1)
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_token_is_a_byte(text: str) -> None:
-    tokenizer = text_task.build_tokenizer()
-    ids = tokenizer.encode(text).ids
-    assert len(ids) == len(text.encode())
-    assert all(len(text_task.SPECIAL_TOKENS) <= each < len(text_task.TOKENS) for each in ids)
-    assert tokenizer.decode(ids) == text
 
 
 def test_the_corpus_is_the_librarys_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,8 +254,7 @@ def test_a_piece_of_text_is_followed_by_its_targets() -> None:
 # --- training
 
 
-@pytest.mark.parametrize("heads", sorted({kind.heads for kind in KINDS}))
-@pytest.mark.parametrize("task", ["lines", "text"])
+@pytest.mark.parametrize(("task", "heads"), [("lines", 12), ("text", 8)])
 def test_the_same_seed_gives_a_model_that_loads(
     task: Any, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,17 +280,16 @@ def test_the_same_seed_gives_a_model_that_loads(
     assert model(**inputs).logits.shape[-1] == len(train.vocabulary(task))
 
 
-@pytest.mark.parametrize("heads", sorted({kind.heads for kind in KINDS}))
-def test_a_model_with_other_slopes_is_saved_as_an_mpt(heads: int, tmp_path: Path) -> None:
-    trained = train.build_model("lines", heads, 0, bias_max=5).eval()
+def test_a_model_with_other_slopes_is_saved_as_an_mpt(tmp_path: Path) -> None:
+    trained = train.build_model("lines", 12, 0, bias_max=5).eval()
     with torch.no_grad():
         for parameter in trained.parameters():  # biases and norms start at 0 and 1
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    record = train.Training("lines", heads, 0, steps=1, tokens=1, cpu_seconds=1, bias_max=5)
+    record = train.Training("lines", 12, 0, steps=1, tokens=1, cpu_seconds=1, bias_max=5)
     train.save(trained, record, tmp_path / "mpt")
     convert(tmp_path / "mpt", tmp_path / "out", method="none")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
-    assert model.base_model.alibi.slopes[0][: min(heads, 8)] == [2 ** (-5 * head / 8) for head in range(1, 9)]
+    assert model.base_model.alibi.slopes[0][:8] == [2 ** (-5 * head / 8) for head in range(1, 9)]
     ids = torch.arange(300)[None] % len(train.vocabulary("lines"))
     with torch.no_grad():
         expected, found = trained(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits
@@ -402,7 +309,96 @@ def test_the_embedded_checkpoint_is_what_the_script_describes() -> None:
     assert stored == {name: tuple(shape) for name, shape in shapes.items() if name != "lm_head.weight"}
 
 
-def test_lines_that_are_not_learnt_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "MAX_CURRICULUM_STEPS", 1)
-    with pytest.raises(RuntimeError, match="try another --seed"):
-        train.train("lines", 8, seed=0)
+# --- the larger model
+
+
+TEXT = "Die Zeile enthält Wörter, été и русский текст; a line = words[1:]\n    return None  # end\n" * 400
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_large.build_tokenizer({"python": [TEXT]})
+
+
+@torch.no_grad()
+def test_the_attention_on_the_first_token_is_that_of_the_scaled_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {"LAYERS": 2, "WIDTH": 32, "PIECES": 800}.items():
+        monkeypatch.setattr(train_large, name, value)
+    torch.manual_seed(0)
+    with train_large.network() as model:
+        for parameter in model.parameters():  # layers that all compute something
+            torch.nn.init.normal_(parameter, std=0.3)
+        train_large.save(model, tmp_path, train_large.build_tokenizer({"text": [TEXT]}), {})
+    ids, start = torch.randint(800, (2, 700)), evidence_large.FIRST_QUERY
+    with evidence_large.trained(tmp_path, evidence_large.BY_PARTS, "eager") as model:
+        weights = model(ids, output_attentions=True, use_cache=False).attentions
+        expected = [layer[:, :, start:, 0].mean((0, 2)).tolist() for layer in weights]
+        assert evidence_large.first_token(model, ids) == expected
+        assert model.transformer.alibi.dynamic == "position"
+
+
+@pytest.mark.parametrize("length", [64, 512, 2048])
+def test_a_prompt_fits_its_length_and_holds_its_answer(length: int, tokenizer: Tokenizer) -> None:
+    for seed in range(5):
+        row = evidence_large.prompt(np.random.default_rng(seed), tokenizer, TEXT, length)
+        tokens = tokenizer.encode(row["prompt"]).ids
+        assert length - 16 <= len(tokens) + 1 <= length
+        lines = re.findall(r"<LINE><([a-z-]+)>(<\d+>)", row["prompt"])
+        assert len(dict(lines)) == len(lines) == length // 32
+        asked = re.search(r"<ASK><([a-z-]+)>$", row["prompt"])
+        assert asked is not None
+        assert dict(lines)[asked[1]] == row["answer"]
+        assert tokenizer.encode(row["answer"]).ids == [lines_task.TOKEN_IDS[row["answer"][1:-1]]]
+        assert row["depth"] == pytest.approx(
+            [key for key, _ in lines].index(asked[1]) / max(1, len(lines) - 1), abs=0.006
+        )
+
+
+def test_records_stand_among_text_and_only_answers_and_text_are_targets() -> None:
+    text = np.arange(10_000, 30_000)  # each place has its own token, so what follows is known
+    texts = dict.fromkeys(train_large.SHARES, text)
+    ids, targets, answers = train_large.text_batch(np.random.default_rng(0), texts)
+    assert ids.shape == targets.shape == answers.shape == (4, 512)
+    ask = lines_task.TOKEN_IDS[lines_task.ASK]
+    for row, wanted, is_answer in zip(ids.tolist(), targets.tolist(), answers.tolist(), strict=True):
+        known: dict[int, int] = {}
+        for place, (token, target) in enumerate(zip(row, wanted, strict=True)):
+            before = row[place - 1] if place else -1
+            following = row[place + 1] if place + 1 < len(row) else target
+            if is_answer[place]:
+                assert before == ask
+                assert target == known[token]
+            else:
+                assert target == (following if following >= 10_000 else lines_task.IGNORE)
+            if before == lines_task.TOKEN_IDS[lines_task.LINE]:
+                known[token] = following
+        of_text = [each for each in row if each >= 10_000]
+        assert np.array_equal(np.diff(of_text), np.ones(len(of_text) - 1))
+        assert len(of_text) in (512, 512 - 3 * 32)
+    assert answers.any(axis=1).tolist() == [True, False] * 2
+
+
+# --- encoders
+
+
+def test_a_mark_stands_before_the_pair_of_the_query(tmp_path: Path) -> None:
+    queries, documents = pairs_task.draw(np.random.default_rng(0), pairs=50, length=16)
+    assert len({tuple(query) for query in queries.tolist()}) == 50
+    for query, document in zip(queries.tolist(), documents.tolist(), strict=True):
+        assert document.count(query[1]) == 1
+        place = document.index(query[1])
+        assert document[place : place + 3] == query[1:4]
+    task = Beir.read(pairs_task.write_beir(tmp_path / "pairs", pairs=5, length=16, seed=0))
+    assert task.grades == {f"queries-{number}": {f"corpus-{number}": 1} for number in range(5)}
+
+
+def test_chunks_of_a_short_document_are_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_encoders, "STEPS", {"pairs": 1, "masked": 1})
+    train_encoders.train("pairs", 8, 0, tmp_path / "model")
+    task = Beir.read(pairs_task.write_beir(tmp_path / "pairs", pairs=12, length=128, seed=0))
+    found = evidence_encoders.in_chunks(tmp_path / "model", task, 128)
+    trained = evidence_encoders.TRAINED_LENGTH
+    whole = evaluate([tmp_path / "model"], tasks=[task], lengths=[128], train_length=trained).measurements[0]
+    assert found.scores == pytest.approx(whole.scores)

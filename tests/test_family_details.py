@@ -19,7 +19,7 @@ from transformers import (
     MptConfig,
 )
 
-from converter import SourceError, UnsupportedModel, convert, inspect
+from converter import UnsupportedModel, convert, inspect
 from converter.families import mosaic_gpt, mpt
 from converter.families.refusals import check_source
 from tests import tiny
@@ -30,7 +30,7 @@ from tests.runners import expected
 from tests.tiny import jina_bert as tiny_jina_bert
 from tests.tiny import mosaic_gpt as tiny_mosaic_gpt
 from tests.tiny import replit
-from tests.tiny.layout import Tensors, change_tensors, merged
+from tests.tiny.layout import change_tensors, merged
 
 
 def check_logits(model: Any, folder: Path, name: str) -> None:
@@ -38,24 +38,6 @@ def check_logits(model: Any, folder: Path, name: str) -> None:
     ids, mask = batch()
     right = expected(folder, name, ids.numpy(), mask.numpy())
     assert_logits(model(ids, attention_mask=mask).logits, right, mask)
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor", "words"),
-    [
-        ("baichuan", "model.layers.0.self_attn.rotary_emb.inv_freq", r"rotary_emb\.inv_freq"),
-        # Rewritten DNABERT-2 code stores such tensors (guyiyangyoung/LLM-DNABERT2).
-        ("mosaic_bert", "bert.encoder.rope.sin", "rope"),
-    ],
-)
-def test_rotary_tensors_are_refused_whatever_the_config_says(
-    tmp_path: Path, name: str, tensor: str, words: str
-) -> None:
-    source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", 4)
-    change_tensors(source, lambda tensors: tensors.update({tensor: torch.ones(4)}))
-    with pytest.raises(UnsupportedModel, match=words):
-        convert(source, tmp_path / "out", method="none", verify=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 # Baichuan
@@ -157,21 +139,6 @@ def test_stored_slopes_beat_the_formula(source: Source, tmp_path: Path, slopes: 
     check_logits(load(folder), folder, "jais")
 
 
-def test_slopes_of_another_number_are_refused(source: Source, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"relative_pe\.slopes"):
-        convert(source((0.5, 0.25)), tmp_path / "out", method="ntk", scale=4.0)
-
-
-def test_a_stored_copy_of_the_tied_head(source: Source, tmp_path: Path) -> None:
-    """The pickled checkpoints of jais-13b store such a copy."""
-
-    def copied(tensors: Tensors) -> None:
-        tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
-
-    folder = change_tensors(source(), copied)
-    load(convert(folder, tmp_path / "out", method="ntk", scale=4.0).path)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("tokens", [20, 24, 60])
 def test_their_dynamic_scaling_is_our_linear_one_by_length(
@@ -191,17 +158,6 @@ def test_their_dynamic_scaling_is_our_linear_one_by_length(
         "dynamic": "length",
         "rate": 1.0,
     }
-    assert_logits(load(folder)(ids).logits, right)
-
-
-@torch.no_grad()
-def test_their_fixed_scaling_is_our_linear_one(source: Source, tmp_path: Path) -> None:
-    own = source(alibi_scaling={"type": "linear", "factor": 4.0})
-    config, tensors = tiny.read(own)
-    tensors["transformer.relative_pe.slopes"] /= 4.0
-    ids, _ = batch()
-    right = jais.logits({**config, "alibi_scaling": None}, tensors, ids.numpy())
-    folder = convert(own, tmp_path / "out", method="linear", scale=4.0).path
     assert_logits(load(folder)(ids).logits, right)
 
 
@@ -289,13 +245,6 @@ def test_slopes_are_one_series_for_every_number_of_heads() -> None:
     assert slopes == pytest.approx([2 ** (-8 * head / 12) for head in range(1, 13)])
     steeper = series(n_heads=3, d_model=24, alibi_bias_max=6)
     assert steeper == pytest.approx([1 / 4, 1 / 16, 1 / 64])
-
-
-@pytest.mark.parametrize(("heads", "doubted"), [(4, False), (12, True), (16, False)])
-def test_slopes_that_the_config_leaves_open_are_named(tmp_path: Path, heads: int, doubted: bool) -> None:
-    source = tiny.FACTORIES["mosaic_gpt"](tmp_path / "source", heads)
-    result = convert(source, tmp_path / "out", scale=2, verify=False)
-    assert any(f"has {heads} heads, not a power of two" in note for note in result.notes) == doubted
 
 
 # MPT

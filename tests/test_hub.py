@@ -232,28 +232,6 @@ def resolved(hub: HubServer) -> list[Request]:
     return [request for request in hub.requests if "/resolve/" in request.path]
 
 
-GOOD = (
-    "-c",
-    "from converter.evaluation.tune import Tuning\nfrom converter.scaling.scaling import Scaling\n"
-    "Tuning.advice = Scaling('ntk', 2.0)\nfrom converter.cli import main; main()",
-)
-"""Starts the command line with a ``tune`` to which this scaling seems to help."""
-
-
-@pytest.mark.slow
-def test_a_tuned_command_names_the_commit_that_was_measured(
-    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
-) -> None:
-    shutil.copytree(pristine("bloom"), tmp_path / "models" / "last")
-    commit = hub.commit(ID, tmp_path / "models")
-    (work / "text.txt").write_text(" ".join(f"w{4 + number % 60}" for number in range(1000)))
-    words = ("--subfolder", "last", "--train-length", "24", "--text", "text.txt", "--items", "2", "--json")
-    found = command("tune", ID, "--target-length", "64", *words, start=GOOD)
-    assert found.code == 0, found.err
-    start = f"ntk-convert {ID} --revision {commit} --subfolder last --scale 2 "
-    assert found.json["command"].startswith(start)
-
-
 @pytest.mark.slow
 def test_an_id_is_measured_as_its_folder(
     pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
@@ -689,17 +667,6 @@ def test_an_evaluation_of_other_bytes(
     text.write_text("w5 w6 w7 w8 " * 99)
     run = command("eval", ID, "--text", text, "--lengths", "16")
     refused(run, work, WEIGHTS, "is not the file that the Hub has")
-
-
-def test_adopting_other_bytes(pristine: Pristine, tmp_path: Path, run: Command) -> None:
-    out = tmp_path / "models--a--b/snapshots/c"
-    out.parent.mkdir(parents=True)
-    assert run(pristine("bloom"), "--scale", "2", "--out", out, "--no-verify").code == 0
-    blob = tmp_path / "models--a--b/blobs" / ("ab" * 32)
-    blob.parent.mkdir()
-    (out / WEIGHTS).rename(blob)
-    (out / WEIGHTS).symlink_to(f"../../blobs/{blob.name}")
-    one_line(run("adopt", out), WEIGHTS, f"delete {blob}")
 
 
 def test_a_folder_of_the_cache_that_shares_files(

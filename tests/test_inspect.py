@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,28 +100,12 @@ def test_a_converted_repository(
     assert values["slopes"]["scaled"] == pytest.approx(Scaling("ntk", 2.0).slopes(stock_slopes(4)))
 
 
-def test_bin_files(pristine: Callable[..., Path]) -> None:
-    source = pristine("bloom", fmt="bin", sharded=True)
-    found = inspect(source)
-    assert dict(found.files) == {path.name: path.stat().st_size for path in source.glob("*.bin")}
-    assert found.parameters is None
-    assert found.dtype == "float32"
-
-
 def test_a_config_without_weights(make_source: MakeSource, run: Callable[..., Run]) -> None:
     source = make_source()
     (source / "model.safetensors").unlink()
     found = run("inspect", source, "--scale", "2")
     assert found.code == 0
     assert "none found" in found.out
-
-
-def test_for_people(pristine: Callable[..., Path], run: Callable[..., Run]) -> None:
-    found = run("inspect", pristine("bloom"), "--scale", "2")
-    lines = dict(line.split(maxsplit=1) for line in found.out.splitlines() if line)
-    assert lines["heads"] == "4 of size 8"
-    assert lines["parameters"] == "28,640 (F32)"
-    assert lines["3"].split() == ["0.00390625", "0.00195312", "2.0000"]
 
 
 # The trained length and where it comes from
@@ -181,31 +166,39 @@ def test_a_config_without_a_model_type(make_source: MakeSource, run: Callable[..
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["families"],
+        ["families", "--json"],
         ["convert", "--help"],
+        ["complete"],
         ["inspect", "{source}", "--scale", "2"],
         ["{source}", "--scale", "2", "--out", "{source}-out", "--dry-run"],
     ],
 )
 def test_nothing_heavy_is_imported(pristine: Callable[..., Path], arguments: list[str]) -> None:
+    """Nor when a word is completed, each time the Tab key is pressed."""
     source = pristine("bloom", fmt="bin", sharded=True)
+    typed = {
+        "_NTK_CONVERT_COMPLETE": "bash_complete",
+        "COMP_WORDS": "ntk-convert convert b",
+        "COMP_CWORD": "2",
+    }
     code = (
         "import sys, converter.cli\n"
         "try: converter.cli.main()\n"
         f"finally: print(sorted({HEAVY} & sys.modules.keys()), file=sys.stderr)"
     )
-    words = [word.replace("{source}", str(source)) for word in arguments]
+    completes = arguments == ["complete"]
+    words = [] if completes else [word.replace("{source}", str(source)) for word in arguments]
     result = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT, check=True
+        [sys.executable, "-c", code, *words],
+        env=os.environ | (typed if completes else {}),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
     )
     assert result.stderr == "[]\n"
-
-
-def test_damage_is_found(make_source: MakeSource, run: Callable[..., Run]) -> None:
-    source = make_source(sharded=True)
-    next(source.glob("*-00002-of-*")).unlink()
-    found = run("inspect", source)
-    assert found.code == 1
-    assert "missing" in found.err
+    assert not completes or result.stdout == "dir,b\n"
 
 
 def test_a_broken_scaling_in_a_converted_config(

@@ -6,7 +6,6 @@ Every environment here is new, with nothing but what pyproject.toml asks for. Th
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import zipfile
@@ -163,11 +162,3 @@ def test_the_job_in_an_environment_of_uv(
     script = (*UV, "run", ROOT / "examples" / "convert_job.py")
     succeeds(*script, env=uv_environment | there | asked, cwd=work)
     assert {"config.json", "model.onnx", "ntk_alibi.py"} <= {*hub.files("ada/tiny-ntk")}
-
-
-def test_the_workflow_names_actions_by_commit() -> None:
-    """A tag can be moved to other code."""
-    text = (ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8")
-    uses = re.findall(r"uses: (\S+)(.*)", text)
-    assert uses
-    assert all(re.search(r"@[0-9a-f]{40}$", name) and re.search(r"# v[\d.]+$", tag) for name, tag in uses)

@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 
 from converter import ConverterError, convert, inspect
+from converter.config import IMPLEMENTATION, without_implementation
 from converter.errors import UnsupportedModel
+from converter.families import FAMILIES
+from converter.families.templates import config_keys
 from converter.source.keys import SENTENCE_CONFIGS, check_vectors
 from converter.source.open import open_folder
+from tests import tiny
 from tests.conftest import MakeSource, Refuses, edit_json
 from tests.keys import found
+from tests.patched import config_of
+from tests.tiny import rotary
 
 Change = Callable[[Path], object]
 SENTENCES = SENTENCE_CONFIGS[0]
@@ -281,3 +287,65 @@ def test_a_tokenizer_that_does_not_load(make_source: MakeSource, tmp_path: Path,
 
 def test_the_script_that_looks_for_keys_finds_what_is_known() -> None:
     assert {"configuration_files", "fast_tokenizer_files", "sentence_bert_config.json"} <= found().keys()
+
+
+# Keys that only choose an implementation: never a reason to refuse, and dropped
+
+IMPLEMENTING: dict[str, Any] = {
+    "attn_implementation": "nobody/kernel",
+    "_attn_implementation": {"": "nobody/kernel"},
+    "_attn_implementation_internal": "flash_attention_2",
+    "_attn_implementation_autoset": True,
+    "experts_implementation": "nobody/kernel",
+    "attn_impl": "triton",
+    "use_flash_attn": True,
+    "use_flash_attention": "yes",
+    "use_flash_attention_2": True,
+    "flash_attention": True,
+    "_flash_attn_2_enabled": True,
+    "use_memory_efficient_attention": True,
+    "use_xformers": 1,
+    "fused_mlp": True,
+    "fused_bias_fc": True,
+    "fused_dropout_add_ln": True,
+    "use_fused_rms_norm": True,
+}
+SOURCES = {**tiny.FACTORIES, **tiny.ENCODERS, "rotary": lambda folder: rotary.rotary(folder, "llama")}
+
+
+@pytest.mark.parametrize("family", SOURCES)
+def test_they_are_dropped(tmp_path: Path, family: str) -> None:
+    source = tmp_path / "source"
+    SOURCES[family](source)
+    path = source / "config.json"
+    nested = (
+        {"attn_config": {**config_of(source).get("attn_config", {}), **IMPLEMENTING}}
+        if family == "mpt"
+        else {}
+    )
+    edit_json(path, {**IMPLEMENTING, **nested})
+    before = path.read_bytes()
+    result = convert(source, tmp_path / "out", scale=2.0, dry_run=True)
+    assert {key: result.config_changes[key] for key in IMPLEMENTING} == {
+        key: (IMPLEMENTING[key], None) for key in IMPLEMENTING
+    }
+    if nested:
+        assert not IMPLEMENTING.keys() & result.config_changes["attn_config"][1].keys()
+    assert path.read_bytes() == before
+
+
+def test_the_result_is_the_same_without_them(tmp_path: Path) -> None:
+    """It is also verified and loaded, and would run the kernel of another repository."""
+    source = tiny.FACTORIES["bloom"](tmp_path / "source")
+    convert(source, tmp_path / "plain", scale=2.0)
+    edit_json(source / "config.json", IMPLEMENTING)
+    convert(source, tmp_path / "out", scale=2.0)
+    assert config_of(tmp_path / "out") == config_of(tmp_path / "plain")
+
+
+def test_no_key_that_matters_is_dropped() -> None:
+    for family in FAMILIES:
+        assert not any(IMPLEMENTATION.fullmatch(key) for key in config_keys(family))
+    published = json.loads((Path(__file__).parent / "published/mpt.json").read_text(encoding="utf-8"))
+    kept = without_implementation({**published[0]["config"], "attn_config": {"fused_qkv": False}})
+    assert kept["attn_config"] == {"fused_qkv": False}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,27 +55,6 @@ def test_a_config_keeps_what_it_is_given(family: str, tmp_path: Path) -> None:
         assert {name: getattr(each, name) for name in given} == given
     if family in FAMILIES:
         assert changed.head_dim == 16 + 8
-
-
-@pytest.mark.slow
-def test_the_converter_is_not_needed(converted: Convert, tmp_path: Path) -> None:
-    """In an interpreter that cannot see this project; test_architecture.py has every family."""
-    folder = converted("bloom")
-    script = (
-        "import sys\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
-        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
-        "assert not {'converter', 'templates'} & sys.modules.keys()\n"
-        "inputs = tokenizer('w10 w11', return_tensors='pt')\n"
-        "print(model.generate(**inputs, max_new_tokens=4).shape[1] > 3)\n"
-    )
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": ""}
-    command = [sys.executable, "-c", script, str(folder)]
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
-    )
-    assert result.stdout.strip() == "True", result.stderr
 
 
 @torch.no_grad()

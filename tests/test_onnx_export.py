@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -17,8 +19,10 @@ import onnx
 import pytest
 import torch
 
+from converter.conversion import convert
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.export import ExportResult, export
+from converter.exports.onnx.options import OnnxOptions
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.onnx_graphs import (
@@ -27,10 +31,12 @@ from tests.onnx_graphs import (
     Engine,
     Make,
     assert_close,
+    edit,
     expected,
     exported,
     nodes_of,
 )
+from tests.test_onnx_validation import MUTATIONS
 
 ROOT = Path(__file__).parent.parent
 CONVERT = ("--scale", "2", "--train-length", TRAIN_LENGTH)
@@ -390,3 +396,72 @@ def test_a_large_checkpoint_takes_no_time_and_no_memory(repository: Make) -> Non
         assert used["seconds"] < 10
         graphs = [folder / "model.onnx", folder / "model_fp32.onnx"]
         assert all(graph.stat().st_size < 2e6 for graph in graphs)
+
+
+# What is there, and what ends an export
+
+
+def test_nothing_is_written_to_what_is_there(
+    pristine: Callable[..., Path], run: Command, tmp_path: Path
+) -> None:
+    """The weights are the source's own files, and all others are somebody's as well."""
+    source, folder, others = pristine("bloom"), tmp_path / "model", tmp_path / "others"
+    convert(source, folder, scale=2, train_length=TRAIN_LENGTH, link="hard", verify=False)
+    export(folder, OnnxOptions(standalone=True, validate=False))
+    export(folder)
+    for path in sorted(folder.rglob("*.*")):
+        if path.is_file():
+            same = others / path.relative_to(folder)
+            same.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, same)
+    before = fingerprint(source), fingerprint(others)
+    assert REPORT in before[1]
+
+    for words in (["--onnx-standalone"], ["--onnx-dtype", "int8"]):
+        assert run("export", folder, "--no-validate", *words).code == 0
+    assert run("export", folder, "--onnx-profile", "portable").code == 0
+    graph = folder / "model.onnx"
+    content = graph.read_bytes()
+    graph.unlink()
+    graph.write_bytes(content)
+    edit(graph, MUTATIONS["epsilon"][2])
+    assert run("validate", folder).code == 1
+    assert graph.with_name("model.onnx.failed").exists()
+    assert run("validate", folder).code == 0
+    assert (fingerprint(source), fingerprint(others)) == before
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, signal.Signals], None]:
+    """``signalled(name, number)``: the process gets the signal just before a file is put in place."""
+    replace = Path.replace
+
+    def arm(name: str, number: signal.Signals) -> None:
+        def then(self: Path, target: Path) -> Path:
+            if target.name == name:
+                os.kill(os.getpid(), number)
+            return replace(self, target)
+
+        monkeypatch.setattr(Path, "replace", then)
+
+    return arm
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [(CARD, signal.SIGINT), ("genai_config.json", signal.SIGTERM), ("model.onnx", signal.SIGINT)],
+)
+def test_an_export_is_not_stopped_in_the_end(
+    repository: Make,
+    run: Command,
+    signalled: Callable[[str, signal.Signals], None],
+    name: str,
+    number: signal.Signals,
+) -> None:
+    folder = repository()
+    signalled(name, number)
+    result = run("export", folder)
+    assert (result.code, result.err) == (0, "")
+    assert "## ONNX" in (folder / CARD).read_text(encoding="utf-8")
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    assert run("validate", folder).code == 0

@@ -21,15 +21,15 @@ from converter.model.model import Model
 from converter.result.converted import open_converted
 from tests import tiny
 from tests.conftest import edit_json
-from tests.onnx_graphs import LENGTHS, Make, exported, generated, prompts
 from tests.onnx_graphs import NEW as WORDS
+from tests.onnx_graphs import Make, exported, generated, prompts
 from tests.patched import TRAIN_LENGTH, Convert, config_of, load
 
 pytest.importorskip("onnxruntime_genai")
 
 import generate_genai as example
 import onnxruntime_genai as og
-from generate_genai import batch, generator, stream, text_of, tokenizer
+from generate_genai import batch, stream, text_of, tokenizer
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "generate_genai.py"
 NEW = 24
@@ -144,21 +144,6 @@ def test_a_prompt_in_parts(with_graph: Make) -> None:
     reference = expected(load(folder), prompt.astype(np.int64))
     for running in (chunked, appended, rewound):
         assert_same(finish(running), reference)
-
-
-def test_a_second_turn(with_graph: Make) -> None:
-    folder = with_graph("mpt", "ntk-position")
-    first, second = tiny.token_ids(2, 20).astype(np.int32)
-    running = start(model_of(folder), 45 + NEW)
-    running.append_tokens(first)
-    for _ in range(5):
-        running.generate_next_token()
-    # The last token has not been run yet; genai runs it when it is asked for logits, not when appending.
-    running.get_logits()
-    running.append_tokens(second)
-    whole = np.array(running.get_sequence(0)).astype(np.int64)
-    assert len(whole) == 45
-    assert_same(finish(running), expected(load(folder), whole))
 
 
 @pytest.mark.parametrize(
@@ -379,80 +364,3 @@ def test_the_command_line(converted: Convert) -> None:
 
 
 # Pitfalls that docs/onnx-serving.md names: if genai mends one, it need not warn any more
-
-
-def test_a_batch_is_appended_once_and_in_one_chunk(with_graph: Make) -> None:
-    model = model_of(with_graph())
-    ids = tiny.token_ids(2, 20).astype(np.int32)
-    running = generator(model, 2, 64)
-    running.append_tokens(ids)
-    with pytest.raises(RuntimeError, match="can only be called once for batch_size > 1"):
-        running.append_tokens(ids)
-    params = og.GeneratorParams(model)
-    params.set_search_options(batch_size=2, max_length=64, chunk_size=8)
-    with pytest.raises(RuntimeError, match="batch_size must be 1"):
-        og.Generator(model, params).append_tokens(ids)
-
-
-def test_what_genai_does_not_check(with_graph: Make) -> None:
-    """A prompt for too few rows is divided among them, and negative ids count from the vocabulary's end."""
-    model = model_of(with_graph("mpt"))
-    (ids,) = tiny.token_ids(1, 20).astype(np.int32)
-
-    def first(tokens: np.ndarray, rows: int = 1) -> Any:
-        running = generator(model, rows, 64)
-        running.append_tokens(tokens)
-        return running.get_logits()
-
-    divided = first(ids, rows=2)
-    assert np.array_equal(divided, first(ids.reshape(2, 10), rows=2))
-    negative = np.where(np.arange(20) == 19, ids - tiny.VOCAB_SIZE, ids).astype(np.int32)
-    assert negative[19] < 0
-    assert np.array_equal(first(negative), first(ids))
-    with pytest.raises(RuntimeError, match="out of data bounds"):
-        first(np.array([5, tiny.VOCAB_SIZE], np.int32))
-    with pytest.raises(RuntimeError, match="exceeds max length"):
-        first(np.tile(ids, 4))
-
-
-def by_engine(model: Any, rows: list[list[int]]) -> list[list[int]]:
-    """What genai's Engine makes of requests that run together."""
-    engine = og.Engine(model)
-    events = engine.create_event_buffer(64)
-    requests, made = [], {}
-    for index, row in enumerate(rows):
-        request = engine.create_request()
-        options = og.TurnOptions(request)
-        options.set_max_generated_tokens(WORDS)
-        options.set_do_sample(False)
-        request.begin_turn(np.array(row, np.int32), options)
-        requests.append(request)
-        made[index] = list[int]()
-    while engine.has_pending_requests():
-        for event in engine.run(events):
-            made[requests.index(event.request)].append(event.token)
-    return list(made.values())
-
-
-def test_the_engine_is_wrong_for_unequal_prompts(with_graph: Make) -> None:
-    """Without an error. Prompts of the same length, and one at a time, are right."""
-    if not hasattr(og, "Engine"):
-        pytest.skip("this genai has no Engine")
-    model = model_of(with_graph("mpt"))
-
-    def wanted(rows: list[list[int]]) -> list[list[int]]:
-        return [list(stream(model, row, WORDS)) for row in rows]
-
-    same = [row[: min(LENGTHS)] for row in prompts()]
-    assert by_engine(model, same) == wanted(same)
-    assert by_engine(model, prompts()[:1]) == wanted(prompts()[:1])
-    assert by_engine(model, prompts()) != wanted(prompts())
-
-
-def test_the_tokenizer_that_the_page_warns_of(converted: Convert) -> None:
-    """Once genai reads BLOOM's tokenizer, the page need not send people to token ids."""
-    folder = exported(converted("bloom"))
-    model = model_of(folder)
-    edit_json(folder / "tokenizer_config.json", {"tokenizer_class": "BloomTokenizerFast"})
-    with pytest.raises(Exception, match="Unsupported tokenizer class: BloomTokenizerFast"):
-        og.Tokenizer(model)

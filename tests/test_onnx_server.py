@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
@@ -181,30 +180,6 @@ def test_a_body_that_does_not_end(with_graph: Make, monkeypatch: pytest.MonkeyPa
         assert client.recv(1 << 12).startswith(b"HTTP/1.0 408 ")
 
 
-def test_a_model_that_fails(
-    with_graph: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """An answer that has begun ends without "finish"; the slot is free either way."""
-    folder = with_graph()
-    with served(folder) as server:
-        steps = server.service.steps
-
-        def failing(*given: Any) -> Iterator[list[int]]:
-            for number, step in enumerate(steps(*given)):
-                if number == 2:
-                    raise RuntimeError("the kernel failed")
-                yield step
-
-        monkeypatch.setattr(server.service, "steps", failing)
-        body = {"input_ids": [5, 6, 7], "max_new_tokens": 8}
-        line = {"error": "the model failed; the server's log says why"}
-        assert ask(server.server_port, body) == (500, line)
-        status, lines = ask(server.server_port, body | {"stream": True})
-        assert (status, len(lines), lines[-1]) == (200, 3, line)
-        eventually(lambda: free(server.server_port) == 2)
-    assert "the kernel failed" in capfd.readouterr().err
-
-
 def test_a_client_that_goes_away(with_graph: Make) -> None:
     """In a stream, and while it waits for a whole answer: the slot is free long before the answer ends."""
     folder = with_graph()
@@ -248,15 +223,6 @@ def test_more_requests_than_slots(with_graph: Make) -> None:
             response.close()
             connection.close()
         eventually(lambda: free(port) == 2)
-
-
-def test_a_slot_that_does_not_become_free(with_graph: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_onnx.PATIENCE", 0.05)
-    with served(with_graph(), slots=1, waiting=1) as server:
-        with server.service.slot():
-            status, answer = ask(server.server_port, {"input_ids": [5]})
-            assert (status, answer["error"]) == (503, "no slot became free within 0.05 seconds; try again")
-        assert ask(server.server_port, {"input_ids": [5]})[0] == 200
 
 
 @contextmanager
@@ -318,20 +284,3 @@ def test_what_cannot_be_served(converted: Convert) -> None:
     assert line(str(folder), "--slots", "0").startswith("error: --slots, --length and --chunk must be")
     (folder / "genai_config.json").unlink()
     assert line(str(folder), "--length", str(10**15)).startswith("error: Unable to allocate")
-
-
-def test_what_a_slot_held_before_does_not_count(with_graph: Make) -> None:
-    folder = with_graph()
-    with served(folder, slots=1) as server:
-        slot = server.service.slots.get()
-        server.service.slots.put(slot)
-        for buffer in slot.cache.values():
-            buffer.update_inplace(np.full(buffer.shape(), 3e4, np.float32))
-        body = {"input_ids": PROMPTS[1], "max_new_tokens": NEW}
-        assert ask(server.server_port, body)[1]["tokens"] == generated(folder, PROMPTS[1])
-
-
-def test_no_memory_for_each_shape(with_graph: Make) -> None:
-    """onnxruntime's plans for shapes that it has met would grow with the number of lengths."""
-    session = Model(with_graph()).session
-    assert not session.get_session_options().enable_mem_pattern

@@ -225,15 +225,20 @@ def skeleton(folder: Path, config: dict[str, Any], named: Shapes) -> Path:
     """Writes config.json and a weight file with these tensors; their data are holes, except for slopes."""
     (folder / "config.json").write_text(json.dumps(config))
     header: dict[str, Any] = {}
-    end, slopes = 0, []
+    end, slopes, head = 0, [], None
     for name, shape in named.items():
         start, end = end, end + 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
         if name.endswith(SLOPES):
             slopes.append((start, shape[0]))
+        if name == "lm_head.weight" and config["model_type"] in ("bloom", "falcon"):
+            head = start  # it differs from the embeddings, so not all of both is compared
     text = json.dumps(header).encode()
     with (folder / SAFETENSORS).open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
+        if head is not None:
+            file.seek(8 + len(text) + head)
+            file.write(struct.pack("<f", 1))
         for start, count in slopes:
             file.seek(8 + len(text) + start)
             file.write(struct.pack(f"<{count}f", *(2.0 ** (-8 * (h + 1) / count) for h in range(count))))

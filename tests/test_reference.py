@@ -56,19 +56,6 @@ def test_slopes_of_the_paper() -> None:
     assert_allclose(alibi.press_slopes(12), [*alibi.press_slopes(8), *odd], rtol=1e-7)
 
 
-def test_slopes_that_are_no_power_of_two_restart_high() -> None:
-    slopes = alibi.press_slopes(40)
-    assert len(slopes) == 40
-    assert np.argmin(slopes) == 31
-    assert slopes[31] == 2**-8
-    assert slopes[32] == max(slopes) == 2**-0.125
-
-
-def test_mpt_slopes_at_eight_are_those_of_the_paper() -> None:
-    for heads in range(1, 65):
-        assert_allclose(alibi.mpt_slopes(heads, 8), alibi.press_slopes(heads), rtol=1e-15)
-
-
 def test_mpt_slopes_at_sixteen() -> None:
     assert_allclose(alibi.mpt_slopes(4, 16), [2**-4, 2**-8, 2**-12, 2**-16])
     assert_allclose(alibi.mpt_slopes(3, 16), [2**-8, 2**-16, 2**-4])

@@ -601,8 +601,3 @@ def test_options_that_the_originals_ignore_change_nothing(
     edit_json(source / "config.json", {"tie_word_embeddings": ...})
     convert(source, tmp_path / "out", scale=2)
     assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is True
-
-
-def test_a_scale_that_the_stock_class_ignores_is_named(make_source: MakeSource, tmp_path: Path) -> None:
-    result = convert(make_source("mpt", {"logit_scale": 0.5}), tmp_path / "out", scale=2)
-    assert any("logit_scale 0.5 is honoured" in note for note in result.notes)

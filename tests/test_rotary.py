@@ -24,7 +24,7 @@ from converter.model.open import open_model
 from converter.model.rotary import RotaryModel
 from converter.rotary import settings
 from converter.rotary.models import MODELS, REFUSED
-from converter.scaling.frequencies import METHODS, frequencies, ntk_base, scaled_frequencies, yarn_attention
+from converter.scaling.frequencies import METHODS, frequencies, scaled_frequencies, yarn_attention
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.open import open_folder
 from converter.verification.check import Check
@@ -109,15 +109,6 @@ def test_transformers_yarn_is_this_projects(
     expected = scaled_frequencies(10_000.0, dim, "by-parts", factor, ramp)
     assert theirs.double().tolist() == pytest.approx(expected, rel=1e-5)
     assert attention == pytest.approx(yarn_attention(factor))
-
-
-def test_known_values() -> None:
-    assert frequencies(10_000, 4) == pytest.approx((1, 0.01))
-    assert ntk_base(10_000, 128, 8) == pytest.approx(10_000 * 8 ** (128 / 126))
-    with pytest.raises(ValueError, match="one frequency"):
-        ntk_base(10_000, 2, 2)
-    with pytest.raises(ValueError, match="ntk-published"):
-        scaled_frequencies(10_000, 8, "ntk-published", 2)
 
 
 @given(
@@ -289,29 +280,6 @@ def test_what_changes_in_the_config(
     assert set(result.config_changes) == {*changes, "ntk_convert"}
 
 
-@pytest.mark.parametrize(
-    ("options", "text", "numbers"),
-    [
-        ({"scale": 2}, "base 10000 raised to 22081.79", {"scaled_base": near(RAISED), "divisor": 1.0}),
-        (
-            {"scale": 4, "method": "by-parts", "train_length": 32},
-            "YaRN: wavelengths up to 1 tokens kept, from 32 on multiplied by 4; queries and keys multiplied",
-            {"ramp": (1.0, 32.0), "divisor": 4.0, "attention": near(0.1 * math.log(4) + 1)},
-        ),
-        ({"scale": 2, "method": "linear"}, "positions divided by 2, base 10000 kept", {"divisor": 2.0}),
-        ({"dynamic": "length", "rate": 2}, "beyond 32 tokens", {"dynamic_from": 32}),
-        ({"method": "none"}, "base 10000 kept", {"scaled_base": 10_000, "divisor": 1.0}),
-    ],
-)
-def test_how_positions_change(
-    options: dict[str, Any], text: str, numbers: dict[str, Any], pristine: Pristine
-) -> None:
-    change = inspect(pristine("llama"), **options).rotary
-    assert change is not None
-    assert str(change).startswith(text) or text in str(change)
-    assert {name: getattr(change, name) for name in numbers} == numbers
-
-
 def test_a_second_spelling_is_kept_true(make_source: MakeSource, tmp_path: Path) -> None:
     """transformers 4.57 writes GPT-NeoX's base under two keys."""
     source = make_source("gpt_neox", {"rope_theta": 10_000, "partial_rotary_factor": 0.5})
@@ -353,30 +321,6 @@ def test_what_a_config_leaves_out(model_type: str, make_source: MakeSource, tmp_
 
 
 # What people see
-
-
-def test_the_command_line_names_rotary(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
-    result = run(pristine("llama"), "--scale", 2, "--out", tmp_path / "out")
-    assert result.code == 0, result.err
-    assert "rotary positions, not ALiBi: base 10000 raised to 22081.79" in result.err
-    assert "trust_remote_code" not in result.err
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    for words in ("ntk rotary scaling", "base 10000 raised to 22081.79", f"config.json's {LENGTH}"):
-        assert words in card
-    for words in ("trust_remote_code", "ALiBi", "custom_code"):
-        assert words not in card
-
-
-def test_dry_run(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
-    options = ("--scale", 2, "--method", "linear", "--out", tmp_path / "out", "--dry-run")
-    text = run(pristine("llama"), *options).out
-    assert "rotary positions, not ALiBi: positions divided by 2, base 10000 kept" in text
-    assert '+ rope_scaling: {"rope_type": "linear", "type": "linear", "factor": 2.0}' in text
-    value = run(pristine("llama"), *options, "--json").json
-    assert (value["family"], value["alibi_scaling"], value["checks"]) == ("rotary", None, [])
-    assert value["rotary"]["divisor"] == 2
-    assert value["rotary"]["scaling"] == {"type": "linear", "factor": 2.0}
-    assert not (tmp_path / "out").exists()
 
 
 def test_inspect(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:

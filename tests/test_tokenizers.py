@@ -22,14 +22,11 @@ import pytest
 import sentencepiece
 from transformers import AutoTokenizer
 
-from converter import ConversionResult, SourceError, adopt, convert
-from converter.evaluation.runner import choose
-from converter.evaluation.subject import open_subject
+from converter import ConversionResult, convert
 from converter.source.sentence_transformers import nested_files
 from converter.source.source import Source
 from converter.source.tokenizer import KNOWN, TEMPLATE
 from tests.conftest import MakeSource, Run, edit_json
-from tests.tiny.layout import change_tensors
 
 ROOT = Path(__file__).parent.parent
 CORPUS = [
@@ -301,24 +298,6 @@ def test_baichuan_starts_and_ends_as_asked(
     assert other.add_bos_token is bool(start)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "decoded", "skipped"),
-    [
-        # A space is added before the text that precedes special tokens, as in the original tokenizer.
-        ("baichuan", "hello</s>", " hello</s>", "hello"),
-        ("baichuan", "<s></s>hello</s>", "<s></s> hello</s>", "hello"),
-        ("replit", "hello<|endoftext|><|pad|>x", "hellox", "hellox"),
-    ],
-)
-def test_decoding_of_special_tokens(
-    load: Callable[..., Any], name: str, text: str, decoded: str, skipped: str
-) -> None:
-    tokenizer = load(name)
-    ids = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(ids) == decoded
-    assert tokenizer.decode(ids, skip_special_tokens=True) == skipped
-
-
 @pytest.mark.parametrize(("name", "side"), [("baichuan", "right"), ("baichuan", "left"), ("replit", "right")])
 def test_padding(name: str, side: str, load: Callable[..., Any], models: dict[str, bytes]) -> None:
     settings = {"padding_side": side} if side == "left" else {}
@@ -333,19 +312,6 @@ def test_padding(name: str, side: str, load: Callable[..., Any], models: dict[st
     assert batch["input_ids"].tolist() == [fill + rows[0] if left else rows[0] + fill, rows[1]]
     assert batch["attention_mask"].tolist() == [zeros + ones if left else ones + zeros, [1] * len(rows[1])]
     assert set(batch) == {"input_ids", "attention_mask"}
-
-
-def test_special_tokens_that_the_model_lacks_follow_it(load: Callable[..., Any]) -> None:
-    options = KINDS["replit"].training | {"pad_id": -1}
-    model = train(**options)
-    size = len(sentencepiece.SentencePieceProcessor(model_proto=model))
-    tokenizer = load("replit", {"additional_special_tokens": ["<fim>", "<pre>"]}, model)
-    assert (tokenizer.pad_token_id, tokenizer.vocab_size, len(tokenizer)) == (size, size, size + 3)
-    assert tokenizer.convert_tokens_to_ids(["<fim>", "<pre>"]) == [size + 1, size + 2]
-    ids = tokenizer("a <pre> b<fim>c")["input_ids"]
-    assert [index for index in ids if index >= size] == [size + 2, size + 1]
-    assert tokenizer.decode(ids) == "a <pre> b <fim> c"
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "abc"
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -481,23 +447,6 @@ def test_no_tokenizer_stays_no_tokenizer(family: str, make_source: MakeSource, t
         AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
 
 
-def test_a_fine_tuned_model_names_our_class_in_its_folder(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
-) -> None:
-    """transformers puts the repository before it that the tokenizer was loaded from."""
-    folder = quick(make_tokenizer("replit"), tmp_path / "out").path
-    change_tensors(folder, lambda tensors: tensors["transformer.wte.weight"].add_(0.01))
-    path = folder / "tokenizer_config.json"
-    settings = path.read_text(encoding="utf-8")
-    ours = "tokenization_ntk_sentencepiece.NtkReplitTokenizer"
-    path.write_text(settings.replace(ours, f"ada/x--{ours}"), encoding="utf-8")
-    assert path.name in adopt(folder).written
-    assert read(path) == json.loads(settings)
-    path.write_text(settings.replace(ours, f"eve/code--my_{ours}"), encoding="utf-8")
-    with pytest.raises(SourceError, match=r"tokenizer_config\.json has auto_map eve/code--my_tokenization"):
-        adopt(folder)
-
-
 # Files in folders
 
 
@@ -586,16 +535,3 @@ def test_no_path_leads_out(content: str, found: dict[str, int], note: str, tmp_p
     source = local(root)
     listed = Source(source.name, source.folder, source.files, nested=dict.fromkeys(outside, 1))
     assert nested_files(listed).files == {}
-
-
-def test_an_evaluation_reads_it_before_and_after_the_conversion(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
-) -> None:
-    source = make_tokenizer("replit")
-    quick(source, tmp_path / "out")
-    found = []
-    for folder in (source, tmp_path / "out"):
-        with open_subject(folder, choose("cpu", None, None)) as subject:
-            found.append(subject.tokenizer("a cat and a dog")["input_ids"])
-    assert found[0] == found[1]
-    assert len(found[0]) > 3

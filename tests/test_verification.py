@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
-import logging.handlers
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -512,7 +509,7 @@ def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, cas
         {"scale": 800},
         pytest.param({"scale": 500, "method": "linear"}, marks=pytest.mark.slow),
         pytest.param({"dynamic": "length", "rate": 0.002, "train_length": 2048}, marks=pytest.mark.slow),
-        {"dynamic": "position", "rate": 8, "train_length": 1_000_000},
+        pytest.param({"dynamic": "position", "rate": 8, "train_length": 1_000_000}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -525,7 +522,7 @@ def test_extreme_scalings_pass(tmp_path: Path, options: dict[str, Any]) -> None:
 MEASURED = r"largest relative deviation (\S+)$"
 
 
-@pytest.mark.parametrize("family", ["bloom", "falcon", "jina_bert", "mosaic_bert"])
+@pytest.mark.parametrize("family", ["falcon", "mosaic_bert"])
 def test_every_factor_that_is_accepted_is_measured(tmp_path: Path, family: str) -> None:
     source = (tiny.FACTORIES | tiny.ENCODERS)[family](tmp_path / "source", 12)
     too_large: list[dict[str, Any]] = [{"scale": 1e9}, {"dynamic": "position", "rate": 1e9}]
@@ -535,7 +532,7 @@ def test_every_factor_that_is_accepted_is_measured(tmp_path: Path, family: str) 
         largest = int(str(error.value).split()[-1])
         kind = next(reversed(options))
         assert largest > 1000
-        for factor in (100, 1000, largest):
+        for factor in (1000, largest):
             chosen = {**options, kind: factor}
             result = convert(source, tmp_path / "out", train_length=64, overwrite=True, **chosen)
             found = re.search(MEASURED, result.checks[1].detail)
@@ -626,27 +623,3 @@ def test_weights_that_are_not_numbers_are_caught(
         convert(source, tmp_path / "refused", scale=2, **options)
     assert not (tmp_path / "refused").exists()
     assert not convert(source, tmp_path / "kept", scale=2, verify=False, **options).checks
-
-
-def test_transformers_logs_nothing(converted: Convert) -> None:
-    """It would print the whole config beside the error, once for each model that the checks build."""
-    folder = converted("bloom")
-    edit_json(folder / "config.json", {"sub_configs": {"a": {}}})
-    log, records = logging.getLogger("transformers"), logging.handlers.BufferingHandler(1000)
-    log.addHandler(records)
-    try:
-        with suppress(VerificationError):  # version 4.57 takes the value
-            verify(open_converted(folder))
-    finally:
-        log.removeHandler(records)
-    assert records.buffer == []
-
-
-@pytest.mark.parametrize("family", ["bloom", "mpt", "jais"])
-def test_the_result_says_what_was_checked(family: str, tmp_path: Path) -> None:
-    source = tiny.FACTORIES[family](tmp_path / "source", 4, prefix=family != "bloom")
-    result = convert(source, tmp_path / "out", scale=2)
-    assert [check.name for check in result.checks] == CHECKED
-    card = (tmp_path / "out" / "README.md").read_text()
-    for check in result.checks:
-        assert check.detail in card

@@ -12,7 +12,7 @@ from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 from tests import flash_stand_in, tiny
 from tests.dealt import dealt
 from tests.patched import FAMILIES, Convert, assert_logits, load
-from tests.test_keywords import Warnings, warnings
+from tests.test_forward_keywords import Warnings, warnings
 from tests.test_training import assert_same_gradients
 
 __all__ = ["warnings"]

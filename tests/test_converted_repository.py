@@ -19,7 +19,6 @@ from transformers import AutoTokenizer
 import converter
 from converter import convert
 from converter._version import TESTED
-from converter.families import FAMILIES, recognise
 from converter.families.family import HEADS
 from converter.result.card import describe, read_origin
 from converter.result.converted import open_converted
@@ -84,13 +83,6 @@ def test_a_tokenizer_that_names_no_class_loads_as_before(
     after = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
     assert type(after) is type(before)
     assert after("w10 w11") == before("w10 w11")
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_class_of_auto_map_is_in_its_template(family: Any) -> None:
-    for target in family.auto_map.values():
-        module, _, name = target.partition(".")
-        assert f"\nclass {name}(" in (ROOT / "templates" / f"{module}.py").read_text(encoding="utf-8")
 
 
 def test_files(make_source: MakeSource, tmp_path: Path) -> None:
@@ -171,16 +163,6 @@ def test_what_config_json_gets(
     """An ellipsis is a key that is not there."""
     config = quick(make_source(family, changes), tmp_path / "out", **options)
     assert {key: config.get(key, ...) for key in expected} == expected
-
-
-def test_families_do_not_share_model_types() -> None:
-    # A family with ``claims`` decides by more than the model_type.
-    plain = [family for family in FAMILIES if family.claims is None]
-    types = [name for family in plain for name in (*family.model_types, family.model_type)]
-    assert len(types) == len(set(types))
-    for family in plain:
-        for name in (*family.model_types, family.model_type):
-            assert recognise({"model_type": name}) is family
 
 
 # The card
@@ -301,47 +283,6 @@ def test_what_of_the_source_s_card_is_kept(
     assert not (tmp_path / "it-ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        # The shortest text that reads back to the same number.
-        (
-            {"scale": 8192 / 1500, "train_length": 64},
-            [
-                "ntk-convert ./source --scale 5.461333333333333 --train-length 64 --out ./out --no-verify",
-                "64 tokens",
-                "| scaling | ntk, factor 5.461333333333333 |",
-            ],
-        ),
-        (
-            {"scale": 2**0.5, "method": "by-parts", "ramp": (0.1, 1 / 3), "train_length": 1000},
-            [
-                "--scale 1.4142135623730951 ",
-                "--ramp 0.1 0.3333333333333333 ",
-                "ramp 100 to 333.3333333333333 tokens",
-            ],
-        ),
-        (
-            DYNAMIC | {"dynamic": "position", "rate": 1.2345678},
-            [
-                "./source --dynamic position --rate 1.2345678 --train-length 64 ",
-                "rate 1.2345678 from 64 tokens, ramp 8 to 32 tokens |",
-            ],
-        ),
-    ],
-)
-def test_the_card_states_how_it_was_made(
-    make_source: MakeSource, tmp_path: Path, options: dict[str, Any], words: list[str]
-) -> None:
-    """So exactly that the command in it gives the same scaling again."""
-    quick(make_source(), tmp_path / "out", **options)
-    card = ModelCard.load(tmp_path / "out/README.md")
-    common = ["trust_remote_code=True", "BloomForCausalLM.from_pretrained", "**unscaled**"]
-    for part in (*words, *common, "`--no-verify` was given", converter.__version__):
-        assert part in card.text
-    assert str(tmp_path) not in card.content
-
-
 def test_the_base_model_of_a_local_source(
     make_source: MakeSource, run: Callable[..., Any], refused: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -355,24 +296,6 @@ def test_the_base_model_of_a_local_source(
     assert card.data.base_model == "bigscience/bloom-560m"
     assert "[source](https://huggingface.co/bigscience/bloom-560m)" in card.text
     assert "--base-model bigscience/bloom-560m" in card.text
-
-
-@pytest.mark.parametrize("own", [{"type": "linear", "factor": 2.0}, None])
-def test_a_scaling_that_the_source_has_is_named(tmp_path: Path, own: Any) -> None:
-    source = tiny.FACTORIES["jais"](tmp_path / "source", 4, alibi_scaling=own)
-    result = convert(source, tmp_path / "out", scale=4, verify=False)
-    note = 'own alibi_scaling {"type": "linear", "factor": 2.0} is replaced, not multiplied'
-    assert any(note in line for line in result.notes) == (own is not None)
-    assert (note in (tmp_path / "out" / "README.md").read_text()) == (own is not None)
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_modeling_file_names_all_the_code_that_it_comes_with(family: Any) -> None:
-    """transformers 4.57 loads only those files of a local repository that the modeling file imports."""
-    text = (ROOT / "templates" / f"modeling_ntk_{family.name}.py").read_text(encoding="utf-8")
-    named = set(re.findall(r"^from \.(\w+) import", text, re.MULTILINE))
-    own = f"modeling_ntk_{family.name}.py"
-    assert {f"{module}.py" for module in named} == set(family.templates) - {own}
 
 
 @pytest.mark.parametrize(

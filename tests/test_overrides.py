@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 from converter import UnsupportedModel, convert, inspect
 from converter.errors import Undecided
-from converter.evaluation.scalings import command
 from converter.families.refusals import check_source
 from converter.model.overrides import overridden, parse, words
-from converter.scaling.scaling import Scaling
 from tests import tiny
-from tests.conftest import MakeSource, Pristine, Run, edit_json, fingerprint
+from tests.conftest import MakeSource, Run, edit_json, fingerprint
 from tests.patched import config_of, load
 from tests.tiny import baichuan as baichuan_tiny
 from tests.tiny import bloom, replit, rotary
@@ -88,12 +86,6 @@ def test_eval_takes_it(undecided: Path, run: Callable[..., Run], tmp_path: Path)
             assert result.json["models"]["source"]["set"] == {"norm_head": True}
         else:
             assert "this repository is converted" in result.err
-
-
-def test_the_command_that_tune_advises() -> None:
-    overrides = {"norm_head": True, "fc_type": "torch"}
-    found = command("ada/baichuan", Scaling("ntk", 2.0), None, {"overrides": overrides})
-    assert found.endswith(" --out DIR --set norm_head=true --set fc_type=torch")
 
 
 def test_none_removes_a_key(make_source: MakeSource, tmp_path: Path) -> None:
@@ -257,14 +249,6 @@ def test_values_that_need_each_other() -> None:
     with pytest.raises(UnsupportedModel, match="kv_n_heads is 2, but attn_type"):
         overridden(config, {"attn_config.kv_n_heads": 2})
     assert overridden(config, values)["attn_config"]["kv_n_heads"] == 2
-
-
-@pytest.mark.parametrize("family", [*tiny.FACTORIES, *tiny.ENCODERS])
-def test_every_family_takes_a_value(family: str, pristine: Pristine) -> None:
-    config = config_of(pristine(family))
-    layers = tiny.CHECKPOINTS[family].layers
-    given = {layers: config.pop(layers), "initializer_range": 0.1}  # a size that the config lacks
-    assert given.items() <= overridden(config, given).items()
 
 
 def test_the_tensors_decide(make_source: MakeSource, tmp_path: Path) -> None:

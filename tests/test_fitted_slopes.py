@@ -12,9 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter import adopt, convert, inspect
+from converter import convert, inspect
 from converter.errors import SourceError, UsageError
-from converter.pictures.positions import read
 from converter.scaling.request import GivenSlopes, Request, request_for
 from converter.scaling.scaling import averaged, first_layers, query_factors, read_scaling
 from converter.scaling.slopes import stock_slopes
@@ -24,7 +23,6 @@ from tests.conftest import Pristine, Refused, RunCli, edit_json
 from tests.dealt import dealt, quick
 from tests.patched import FAMILIES, TRAIN_LENGTH, batch, config_of, fitted_scaling, load, scaled
 from tests.reference import alibi as reference
-from tests.test_adoption import trained
 
 SCALING = {"type": "fitted", "factor": 8.0, "exponents": [[0.0, 0.25, 0.5, 1.0], [-0.5, 0.0, 1.0, 1.5]]}
 GROWING = {
@@ -150,19 +148,6 @@ def test_files_that_make_no_sense(tmp_path: Path, changes: dict[str, Any], words
     no_sense(write(tmp_path / "mine.json", value), words)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "is not valid JSON (Expecting value"),
-        ('{"type": "fitted", "type": "x"}', "the key 'type' occurs twice"),
-        ('{"factor": 1e999}', "'factor' is not a finite number"),
-    ],
-)
-def test_files_that_are_no_json(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "mine.json").write_text(text)
-    no_sense(tmp_path / "mine.json", words)
-
-
 def no_sense(path: Path, words: str) -> None:
     """The one line names the file and the key, and what can be done about a file of the user's own."""
     with pytest.raises(SourceError) as error:
@@ -280,23 +265,3 @@ def test_a_damaged_config_is_refused(pristine: Pristine, tmp_path: Path) -> None
         inspect(tmp_path / "out")
     with pytest.raises(ValueError, match="alibi_scaling"):
         load(tmp_path / "out")
-
-
-def test_pictures_show_the_mean_over_layers(pristine: Pristine, tmp_path: Path) -> None:
-    convert(pristine("bloom"), tmp_path / "out", slopes=SCALING, verify=False)
-    model = read(str(tmp_path / "out"))
-    [stock, fitted] = model.variants
-    scaling = read_scaling(SCALING)
-    assert scaling.static
-    assert fitted.label == "fitted, factor 8, mean over layers"
-    assert fitted.values == pytest.approx(averaged(scaling).slopes(stock.values))
-
-
-def test_adopting_a_fine_tuned_model(pristine: Pristine, tmp_path: Path) -> None:
-    growing = {**GROWING, "temperatures": TEMPERATURES[:1]}
-    convert(pristine("bloom"), tmp_path / "out", slopes=growing, train_length=64, verify=False)
-    trained(load(tmp_path / "out")).save_pretrained(tmp_path / "tuned")
-    result = adopt(tmp_path / "tuned")
-    assert result.scaling.dynamic
-    assert result.scaling.to_json() == growing
-    assert "--slopes slopes.json" in (tmp_path / "tuned" / "README.md").read_text(encoding="utf-8")

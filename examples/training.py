@@ -1,11 +1,66 @@
-"""Muon, the optimiser that `train.py` uses for the hidden matrices."""
+"""What the scripts that train models share: Muon for the hidden matrices, and the files of a checkpoint."""
 
 from __future__ import annotations
 
+import json
 import math
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save
+from tokenizers import Tokenizer
 from torch import nn
+
+CLIP_NORM = 1.0
+
+
+def prepare(threads: int = 1) -> None:
+    """Makes a training give the same weights each time; they depend on the number of threads."""
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)  # the softmax of far keys underflows, and denormals are slow on CPUs
+    torch.use_deterministic_algorithms(True)
+
+
+def optimizers(
+    model: nn.Module, layers: nn.Module, matrices_rate: float, others_rate: float
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for all else."""
+    matrices = [parameter for parameter in layers.parameters() if parameter.ndim == 2]
+    ids = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
+    adam = torch.optim.AdamW(others, lr=others_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    return [Muon(matrices, lr=matrices_rate), adam]
+
+
+def step(model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: torch.Tensor) -> None:
+    """One update by the gradients of a loss."""
+    model.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def write(
+    out: Path, weights: Mapping[str, torch.Tensor], tokenizer: Tokenizer, **settings: Mapping[str, Any]
+) -> None:
+    """Writes a checkpoint into a folder, and ``settings`` as JSON files of these names; others stay.
+
+    ``training`` gets the versions of Python and torch.
+    """
+    settings["training"] = {
+        **settings["training"],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "model.safetensors").write_bytes(save(dict(weights), metadata={"format": "pt"}))
+    tokenizer.save(str(out / "tokenizer.json"))
+    for name, content in settings.items():
+        (out / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:

@@ -145,16 +145,3 @@ def test_a_file_that_cannot_be_read_is_copied(tmp_path: Path, content: str) -> N
     result = convert(folder, tmp_path / "out", verify=False, train_length=512, scale=4.0)
     assert result.notes == []
     assert (tmp_path / "out" / SENTENCE).read_text(encoding="utf-8") == content
-
-
-@pytest.mark.parametrize("words", [["--dry-run"], ["--no-verify"]])
-def test_convert_prints_the_limit(run: Callable[..., Run], tmp_path: Path, words: list[str]) -> None:
-    folder = source(tmp_path / "source", "mosaic_bert", 512, 1000)
-    done = run(folder, "--train-length", "128", *words, "--out", tmp_path / "out")
-    assert done.code == 0, done.err
-    assert "texts are cut after 1024 tokens; --max-length N" in done.out + done.err
-    if words == ["--no-verify"]:
-        again = run(folder, "--train-length", "128", "--max-length", "300", *words, "--out", tmp_path / "b")
-        card = (tmp_path / "b" / "README.md").read_text(encoding="utf-8")
-        assert "after 300 tokens" in again.err
-        assert "--max-length 300" in card

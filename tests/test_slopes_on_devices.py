@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel
 
@@ -93,16 +90,6 @@ def test_temperatures_are_a_third_row() -> None:
     assert Alibi([0.5, 0.25], DYNAMIC).query_factors(torch.arange(40)[None]) is None
 
 
-def test_copies_and_pickles_start_without_tensors() -> None:
-    alibi = Alibi(stock_slopes(6), DYNAMIC)
-    positions = torch.arange(40)[None]
-    expected = alibi.at(positions)
-    for other in (copy.copy(alibi), copy.deepcopy(alibi), pickle.loads(pickle.dumps(alibi))):
-        assert other._tensors == {}
-        assert torch.equal(other.at(positions), expected)
-    assert alibi._tensors
-
-
 def test_threads_may_share_a_model() -> None:
     positions = torch.arange(40)[None]
     expected = Alibi(stock_slopes(6), DYNAMIC).at(positions)
@@ -121,15 +108,6 @@ def test_inference_before_training(converted: Convert) -> None:
         model(ids, attention_mask=mask)
     assert not model.base_model.alibi.on(ids.device).is_inference()
     model(ids, attention_mask=mask, labels=ids).loss.backward()
-
-
-@torch.no_grad()
-def test_fake_tensors_are_not_kept() -> None:
-    alibi = Alibi(stock_slopes(6))
-    with FakeTensorMode():
-        alibi.at(torch.arange(40)[None])
-    assert alibi._tensors == {}
-    assert torch.equal(alibi.at(torch.arange(40)[None]).flatten(), torch.tensor(stock_slopes(6)))
 
 
 @torch.no_grad()

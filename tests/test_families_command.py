@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from converter import supported
-from converter.families import FAMILIES, Family, recognise
+from converter.families import FAMILIES, recognise
 from converter.rotary.models import MODELS
 from tests import tiny
 from tests.conftest import Run
@@ -36,19 +32,6 @@ def test_everything_is_listed(run: Callable[..., Run]) -> None:
     for family in FAMILIES:
         assert text.count(f"{family.title}  (alibi, {family.kind})") == 1
         assert table.count(f"| {family.title} |") == 1
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_known_checkpoint_is_listed_with_its_length_and_source(
-    run: Callable[..., Run], family: Family
-) -> None:
-    text = run("families", family.name).out
-    assert text.startswith(f"{family.title}  (alibi, {family.kind})")
-    unwrapped = " ".join(text.split())
-    for group in family.checkpoints:
-        length = "trained length not known" if group.tokens is None else f"trained at {group.tokens} tokens"
-        assert f"{length}: {group.source} {', '.join(group.ids)}" in unwrapped
-    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_trained_lengths() -> None:
@@ -89,22 +72,3 @@ def test_every_family_has_tiny_checkpoints_that_are_tested(tmp_path: Path) -> No
         config, _ = tiny.read(tiny.CHECKPOINTS[name].write(tmp_path / name))
         assert recognise(config) is family
     assert recognise({"model_type": "ntk_mpt"}).name == "mpt"
-
-
-@pytest.mark.parametrize("words", [["families"], ["families", "--json"]])
-def test_nothing_heavy_is_imported(words: list[str]) -> None:
-    script = (
-        "import sys\nfrom converter.cli import main\n"
-        "try:\n    main(sys.argv[1:])\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'onnx', 'huggingface_hub'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)"
-    )
-    command = [sys.executable, "-c", script, *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-
-
-def test_as_a_library() -> None:
-    entries = supported()
-    assert {entry.kind for entry in entries} == {"decoder", "encoder"}
-    assert [entry.name for entry in entries if not entry.onnx] == ["rotary"]

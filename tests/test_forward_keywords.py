@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoTokenizer, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from tests import tiny
@@ -121,16 +121,6 @@ def test_other_keywords_change_nothing(converted: Convert, family: str, warnings
 
 
 @pytest.mark.parametrize("family", DECODERS)
-def test_generate_with_a_tokenizer(converted: Convert, family: str) -> None:
-    """generate hands it to forward, too."""
-    folder = converted(family)
-    model, tokenizer = load(folder), AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    ids, _ = batch(rows=1, length=20)
-    made = model.generate(ids, max_new_tokens=8, do_sample=False)
-    assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False, tokenizer=tokenizer), made)
-
-
-@pytest.mark.parametrize("family", DECODERS)
 def test_generate_warns_of_nothing(converted: Convert, family: str, warnings: Warnings) -> None:
     model = load(converted(family))
     ids, mask = batch(rows=2, length=20)
@@ -207,13 +197,3 @@ def test_the_trainer_warns_of_nothing(
         trainer.train()
         trainer.evaluate()
         assert warnings() == [], head
-
-
-@torch.no_grad()
-def test_an_unknown_keyword_is_an_error_while_compiling(converted: Convert) -> None:
-    model = load(converted("bloom"))
-    ids, mask = batch(rows=2, length=20)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend="eager")
-    with pytest.raises(Exception, match="unexpected keyword argument 'atention_mask'"):
-        compiled(ids, attention_mask=mask, use_cache=False, atention_mask=mask)

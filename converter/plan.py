@@ -138,22 +138,22 @@ class Plan:
         root = origin.source or self.model.source.root
         name = root if is_hub_id(root) else f"./{root}"
         place = {"revision": origin.commit, "subfolder": origin.subfolder}
-        first, more = "", words(model.overrides)
+        first, more, request = "", words(model.overrides), self.request
         if model.converted and (weights != "original" or model.scaling.temperature):
-            here = model.source
-            first = command_line(
-                name, request_for(model.scaling, model.trained.tokens), "./converted", **place, more=more
-            )
-            changed = ", with other weights" * (weights == "other")
-            first += f"\n# {here.root}: saved of ./converted{changed}\n"
+            here, changed = model.source, ", with other weights" * (weights == "other")
+            if not model.scaling.temperature:  # no option gives one
+                before = request_for(model.scaling, model.trained.tokens)
+                first = command_line(name, before, "./converted", **place, more=more)
+                first += f"\n# {here.root}: saved of ./converted{changed}\n"
             name = here.repo_id or f"./{here.root}"
-            place = {"revision": here.commit, "subfolder": here.subfolder}
-            more = []
+            place, more = {"revision": here.commit, "subfolder": here.subfolder}, []
+        elif model.converted:  # the original may not tell it
+            request = replace(request, train_length=model.trained.tokens)
         more += ["--dtype", self.asked_dtype] if self.asked_dtype else []
         more += ["--base-model", self.base_model] if self.base_model else []
         more += ["--max-length", str(self.max_length)] if self.max_length else []
         more += [] if verify else ["--no-verify"]
-        return first + command_line(name, self.request, out, **place, more=more)
+        return first + command_line(name, request, out, **place, more=more)
 
 
 def decide(
@@ -172,7 +172,7 @@ def decide(
     """
     source = model.source
     scaling = model.resolve(request)
-    if model.converted and not request.asked:
+    if model.converted and not request.asked and not scaling.temperature:  # which no request has
         request = _kept(model)
     if max_length is not None and not is_count(max_length, LONGEST):
         raise UsageError(f"`max_length` {max_length} is out of range; give a number from 1 to {LONGEST}")

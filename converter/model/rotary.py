@@ -96,10 +96,9 @@ class RotaryModel(Model):
 
     def words(self, scaling: Scaling, config: Config) -> Words:
         how = f"scaled for longer contexts: {scaling}" if scaling.method != "none" else "not scaled at all"
-        length = f" (its trained length is {self.trained.origin})" if self.trained.tokens else ""
         return Words(
             kind="rotary",
-            scaled=f"rotary positions {how}; {self.change(scaling)}{length}",
+            scaled=f"rotary positions {how}; {self.change(scaling)}",
             differs="`config.json` differs",
             notes=NOTES + DYNAMIC_NOTES * bool(scaling.dynamic),
             auto_class=auto_class(config),

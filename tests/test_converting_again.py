@@ -1,0 +1,540 @@
+"""A converted repository is converted like any source: what this tool wrote, and what was saved of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from huggingface_hub import ModelCard
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BloomForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+
+from converter import SourceError, convert, inspect, validate
+from converter.evaluation.runner import choose
+from converter.evaluation.subject import open_subject
+from tests import reference, tiny
+from tests.conftest import Run, edit_json, fingerprint
+from tests.patched import config_of, fitted_scaling, tempered
+from tests.reference import rotary as rotary_reference
+from tests.tiny import rotary as tiny_rotary
+from tests.tiny.layout import change_tensors
+
+SOURCE = "org/tiny-bloom"
+TRAINED = 24
+FACTORIES = {
+    **tiny.FACTORIES,
+    **tiny.ENCODERS,
+    "rotary": lambda place, _: tiny_rotary.rotary(place, "gpt_neox"),
+}
+NEW: dict[str, dict[str, Any]] = {
+    "decoder": {"dynamic": "position"},
+    "encoder": {"dynamic": "length"},
+    "rotary": {"dynamic": "length"},
+}
+
+
+def again(source: Path, out: Path, **options: Any) -> Path:
+    return convert(source, out, **{"verify": False, **options}).path
+
+
+def load(folder: Path, auto: Any = AutoModelForCausalLM) -> Any:
+    return auto.from_pretrained(folder, trust_remote_code=True).eval()
+
+
+def same_files(one: Path, other: Path) -> None:
+    """All files are equal; the cards but for the folders' names."""
+    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+    for path in one.iterdir():
+        ours, theirs = (each.read_bytes() for each in (path, other / path.name))
+        if path.name == "README.md":
+            ours, theirs = (
+                each.replace(b"/" + place.name.encode(), b"")
+                for each, place in ((ours, one), (theirs, other))
+            )
+        assert ours == theirs, path.name
+
+
+def right(name: str, folder: Path) -> None:
+    """The model computes what the formula says, in float64."""
+    ids = tiny.token_ids(2, 2 * TRAINED)
+    config, tensors = tiny.read(folder)
+    auto = AutoModelForMaskedLM if name in tiny.ENCODERS else AutoModelForCausalLM
+    with torch.no_grad():
+        found = load(folder, auto)(torch.from_numpy(ids)).logits
+    if name == "rotary":
+        scaling = config["ntk_convert"]["rotary"]["scaling"]
+        factor = scaling.get("factor") or ids.shape[1] / scaling["train_seq_len"]
+        dim = int(config["hidden_size"] / config["num_attention_heads"] * config["rotary_pct"])
+        base = 10_000.0 * factor ** (dim / (dim - 2))
+        frequencies = tuple(base ** (-2 * pair / dim) for pair in range(dim // 2))
+        expected = np.stack([rotary_reference.logits(config, tensors, row, frequencies) for row in ids])
+    else:
+        network = (reference.FAMILIES | reference.ENCODERS)[name]
+        expected = network.logits(config, tensors, ids, np.ones_like(ids))
+    np.testing.assert_allclose(found.double().numpy(), expected, atol=2e-4)
+
+
+def generates_alike(folder: Path) -> None:
+    """With and without a cache."""
+    model, ids = load(folder), torch.from_numpy(tiny.token_ids(2, TRAINED))
+    options = {
+        "max_new_tokens": 12,
+        "min_new_tokens": 12,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(ids),
+    }
+    assert torch.equal(*(model.generate(ids, use_cache=cached, **options) for cached in (True, False)))
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_conversion_of_a_conversion_is_one_of_the_source(name: str, tmp_path: Path) -> None:
+    """Kept or replaced, its scaling is that of the source; every file is."""
+    source = FACTORIES[name](tmp_path / "source", 4)
+    kind = name if name == "rotary" else "decoder" if name in tiny.FACTORIES else "encoder"
+    first = again(source, tmp_path / "first", scale=8, train_length=TRAINED)
+    same_files(first, again(first, tmp_path / "kept"))
+    for options in ({"scale": 2}, NEW[kind]):
+        new = again(first, tmp_path / "new", **options, overwrite=True)
+        same_files(new, again(source, tmp_path / "direct", **options, train_length=TRAINED, overwrite=True))
+        right(name, new)
+    if kind == "decoder":
+        generates_alike(new)
+
+
+# What older versions wrote
+
+
+def as_older(folder: Path, *, listed: bool = False) -> Path:
+    """A repository as early versions wrote it: a shorter record, a key that is gone, a list of names."""
+    config = config_of(folder)
+    record = {key: config["ntk_convert"][key] for key in ("source", "commit", "train_length")}
+    edit_json(folder / "config.json", {"ntk_convert": {**record, "version": "0.1.0"}, "attn_impl": "torch"})
+    names = sorted(path.name for path in folder.iterdir())
+    (folder / "ntk_convert.json").write_text(json.dumps({"files": names}))
+    if not listed:
+        (folder / "ntk_convert.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("name", ["mpt", "jina_bert"])
+def test_what_older_versions_wrote(name: str, listed: bool, tmp_path: Path) -> None:
+    """Limits are not multiplied again, and whose weights they are is not known."""
+    source = FACTORIES[name](tmp_path / "source", 4)
+    key = {"mpt": "max_seq_len", "jina_bert": "max_position_embeddings"}[name]
+    first = again(source, tmp_path / "first", scale=4)
+    limit = config_of(first)[key]
+    assert limit == 4 * config_of(source)[key]
+    as_older(first, listed=listed)
+    result = convert(first, tmp_path / "second", scale=4)
+    config = config_of(tmp_path / "second")
+    assert config[key] == limit
+    assert "attn_impl" not in config
+    assert any("input limits are kept" in note for note in result.notes)
+    assert config["ntk_convert"]["weights"] == "unknown"
+    assert config["ntk_convert"]["from"] == {"source": "first", "commit": None, "subfolder": None}
+    right(name, tmp_path / "second")
+
+
+def test_a_temperature_of_an_older_version_is_kept(tmp_path: Path) -> None:
+    first = tempered(again(tiny.FACTORIES["bloom"](tmp_path / "source", 4), tmp_path / "first", scale=4))
+    second = again(first, tmp_path / "second")
+    assert config_of(second)["alibi_scaling"] == config_of(first)["alibi_scaling"]
+    right("bloom", second)
+    assert "--slopes" not in (second / "README.md").read_text()
+
+
+def test_limits_of_eight_and_then_two_are_those_of_two(tmp_path: Path) -> None:
+    """In config.json, the tokenizer and the files of sentence-transformers, up and down again."""
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4)
+    (source / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
+    own = config_of(source)["max_position_embeddings"]
+    first = again(source, tmp_path / "first", scale=8)
+    second = again(first, tmp_path / "second", scale=2)
+    for folder, factor in ((first, 8), (second, 2)):
+        assert config_of(folder)["max_position_embeddings"] == factor * own
+        limit = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
+        assert limit == factor * own
+    kept = again(again(source, tmp_path / "long", scale=2, max_length=4000), tmp_path / "kept")
+    assert config_of(kept)["max_position_embeddings"] == 4000
+    unscaled = again(first, tmp_path / "none", method="none")
+    assert json.loads((unscaled / "sentence_bert_config.json").read_text()) == {"max_seq_length": 64}
+
+
+# Fitted slopes, code, graphs, links
+
+
+def test_fitted_slopes_keep_their_record(tmp_path: Path) -> None:
+    slopes = {**fitted_scaling(4, 2), "fitted": {"note": "mine"}}
+    first = again(tiny.FACTORIES["bloom"](tmp_path / "source", 4), tmp_path / "first", slopes=slopes)
+    same_files(first, again(first, tmp_path / "second"))
+    (first / "slopes.json").unlink()
+    (first / "ntk_convert.json").unlink()
+    third = again(first, tmp_path / "third")
+    assert json.loads((third / "slopes.json").read_text()) == fitted_scaling(4, 2)
+    new = again(first, tmp_path / "new", scale=2)
+    assert not (new / "slopes.json").exists()
+    right("bloom", new)
+
+
+def test_notes_on_what_is_not_taken_over(tmp_path: Path) -> None:
+    first = again(tiny.FACTORIES["bloom"](tmp_path / "source", 4), tmp_path / "first", scale=2)
+    with (first / "modeling_ntk_bloom.py").open("a") as file:
+        file.write("# mine\n")
+    (first / "model.onnx").write_bytes(b"")
+    (first / "README.md").write_text(
+        (first / "README.md").read_text() + "\n## ONNX\n\nA graph.\n\n## Mine\n\nText.\n"
+    )
+    result = convert(first, tmp_path / "second")
+    assert "edited code is not taken over: modeling_ntk_bloom.py" in result.notes
+    assert any(note.startswith("ONNX graphs were not copied") for note in result.notes)
+    assert "model.onnx" not in result.files
+    card = (tmp_path / "second/README.md").read_text()
+    assert ("## ONNX" in card, "## Mine\n\nText." in card) == (False, True)
+    assert validate(tmp_path / "second").passed
+
+
+@pytest.mark.parametrize("link", ["hard", "symbolic"])
+def test_linked_weights_are_read(
+    link: Any,
+    tmp_path: Path,
+) -> None:
+    first = again(tiny.FACTORIES["bloom"](tmp_path / "source", 4), tmp_path / "first", scale=2)
+    second = again(first, tmp_path / "second", link=link)
+    files = json.loads((second / "ntk_convert.json").read_text())["files"]
+    assert files == json.loads((first / "ntk_convert.json").read_text())["files"]
+    change_tensors(
+        first, lambda tensors: tensors["transformer.h.0.mlp.dense_4h_to_h.bias"].fill_(float("nan"))
+    )
+    with pytest.raises(SourceError, match="NaN or infinite; if the training diverged"):
+        convert(first, tmp_path / "no", link=link)
+
+
+# What transformers, PEFT and a Trainer save
+
+
+def trained(model: Any) -> Any:
+    """After one step with a large rate."""
+    ids = torch.from_numpy(tiny.token_ids(2, 20))
+    labels = torch.tensor([0, 1]) if hasattr(model, "score") or hasattr(model, "classifier") else ids
+    model.train()(ids, labels=labels).loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.01 * parameter.grad
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A converted repository whose source is said to be on the Hub; do not change it."""
+    place = tmp_path_factory.mktemp("again")
+    source = tiny.FACTORIES["bloom"](place / "source", 4)
+    folder = again(source, place / "ntk", scale=2, train_length=32)
+    edit_json(folder / "config.json", {"ntk_convert": config_of(folder)["ntk_convert"] | {"source": SOURCE}})
+    return folder
+
+
+@pytest.fixture
+def saved(converted: Path, tmp_path: Path) -> Path:
+    """It, fine-tuned and saved in its own folder."""
+    folder = Path(shutil.copytree(converted, tmp_path / "tuned"))
+    trained(load(converted)).save_pretrained(folder)
+    return folder
+
+
+MODELS: dict[str, tuple[str, str, Any]] = {
+    "bloom": ("bloom", "linear", AutoModelForCausalLM),
+    "new head": ("jina_bert", "ntk", AutoModelForSequenceClassification),
+    "stored slopes": ("jais", "ntk", AutoModelForCausalLM),
+    "sentencepiece": ("baichuan", "ntk", AutoModelForCausalLM),
+    "replit": ("replit", "by-parts", AutoModelForCausalLM),
+    **{f"rotary {how}": ("rotary", how, AutoModelForCausalLM) for how in ("ntk", "linear", "by-parts")},
+}
+"""Name -> family, scaling, and the class that is fine-tuned."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_transformers_saved(tmp_path: Path, name: str) -> None:
+    """Its scaling kept, it computes what the tuned one does; with another one, what the formula says."""
+    family, method, auto = MODELS[name]
+    source = FACTORIES[family](tmp_path / "source", 4)
+    done = convert(source, tmp_path / "ntk", verify=False, method=method, scale=3, train_length=32)
+    model = trained(load(tmp_path / "ntk", auto))
+    model.save_pretrained(tmp_path / "saved")
+    AutoTokenizer.from_pretrained(tmp_path / "ntk", trust_remote_code=True).save_pretrained(
+        tmp_path / "saved"
+    )
+    for file in (tmp_path / "saved").glob("*.py"):  # some versions do not save the code
+        file.unlink()
+
+    result = convert(tmp_path / "saved", tmp_path / "out")
+    assert str(result.scaling) == str(done.scaling)
+    assert result.train_length == 32
+    record = config_of(tmp_path / "out")["ntk_convert"]
+    assert (record["source"], record["weights"]) == ("source", "unknown")
+    ids = torch.from_numpy(tiny.token_ids(2, 20))
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / "out", auto)(ids).logits, model(ids).logits)
+    AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    same_files(
+        tmp_path / "out", again(tmp_path / "out", tmp_path / "twice", verify=True)
+    ) if name == "?" else None
+    again(tmp_path / "saved", tmp_path / "new", method="ntk", scale=2)
+    if name != "new head":
+        right(family, tmp_path / "new")
+
+
+@pytest.mark.parametrize("how", ["Trainer", "half shards", "LoRA", "pickle"])
+def test_ways_to_save(converted: Path, tmp_path: Path, how: str) -> None:
+    model, folder = load(converted), tmp_path / "saved"
+    if how == "half shards":
+        trained(model).half().save_pretrained(folder, max_shard_size="20kB")
+    elif how == "LoRA":
+        [names] = re.findall(r"target_modules=(\[.*?\])", (converted / "README.md").read_text())
+        adapted = get_peft_model(model, LoraConfig(target_modules=json.loads(names), init_lora_weights=False))
+        adapted.merge_and_unload().save_pretrained(folder)
+    elif how == "Trainer":
+        rows = [{"input_ids": row, "labels": row} for row in torch.from_numpy(tiny.token_ids(2, 20))]
+        options: dict[str, Any] = {"max_steps": 1, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+        arguments = TrainingArguments(str(tmp_path / "run"), **options)
+        tokenizer = AutoTokenizer.from_pretrained(converted, trust_remote_code=True)
+        Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer).train()
+        [folder] = (tmp_path / "run").glob("checkpoint-*")
+    else:
+        trained(model).save_pretrained(folder)
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    result = convert(folder, tmp_path / "out")
+    assert str(result.scaling) == "ntk, factor 2"
+    assert not {"optimizer.pt", "trainer_state.json", "training_args.bin"} & result.files.keys()
+    if how != "half shards":
+        right("bloom", tmp_path / "out")
+
+
+def test_a_tuned_model_is_compared_with_itself(saved: Path, converted: Path) -> None:
+    """What scales it is judged against the scaling that it was trained with."""
+    assert inspect(saved).alibi_scaling == {"type": "ntk", "factor": 2.0}
+    for folder, baseline in ((saved, "ntk, factor 2"), (converted, "none")):
+        with open_subject(folder, choose("cpu", None, None)) as subject:
+            assert str(subject.baseline) == baseline
+            assert subject.stretched_to(64) == 32
+            assert not subject.other_code
+    with (saved / "modeling_ntk_bloom.py").open("a") as file:
+        file.write("raise SystemExit\n")
+    with open_subject(saved, choose("cpu", None, None)) as subject:
+        assert subject.other_code
+
+
+# What is refused, in one line
+
+
+def config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", changes)
+
+
+def put(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def stock(folder: Path) -> None:
+    """``BloomForCausalLM`` only warns of the model type, and trains and saves a model that is not scaled."""
+    transformers.logging.set_verbosity_error()
+    BloomForCausalLM.from_pretrained(folder).save_pretrained(folder)
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
+    return lambda folder: change_tensors(folder, change)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an adapter": (put("adapter_config.json", "{}"), "holds an adapter (adapter_config.json); merge it into"),
+    "two weights": (
+        put("model.safetensors.index.json", "{}"),
+        "has model.safetensors and model.safetensors.i",
+    ),
+    "quantised": (config(quantization_config={"load_in_4bit": True}), "quantization_config is set"),
+    "the stock class": (stock, "the model was saved by the stock class, which computes without the scaling"),
+    "another class": (
+        config(architectures=["EvilModel"]),
+        "architectures is ['EvilModel'], and a converted BLOOM",
+    ),
+    "a damaged record": (
+        config(ntk_convert={"source": 1}),
+        "config.json: ntk_convert has source 1, not a string",
+    ),
+    "a damaged scaling": (config(alibi_scaling={"type": "ntk", "factor": 0}), "alibi_scaling has factor 0"),
+    "slopes of others": (
+        config(alibi_scaling=fitted_scaling(3, 2)),
+        "alibi_scaling has exponents for 3 heads, and the model has 4",
+    ),
+    "a tensor is missing": (
+        weights(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight")),
+        "does not fit NtkBloomForCausalLM: 'transformer.h.1.mlp.",
+    ),
+    "weights that are not numbers": (
+        weights(lambda tensors: [tensor.fill_(float("nan")) for tensor in tensors.values()]),
+        "has values that are NaN or infinite",
+    ),
+    "another size": (config(n_head=5), "hidden size"),
+    "a list that is damaged": (put("ntk_convert.json", "["), "ntk_convert.json"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_refused(saved: Path, tmp_path: Path, refused: Callable[..., str], kind: str) -> None:
+    change, part = REFUSED[kind]
+    change(saved)
+    assert part in refused(saved, "--out", tmp_path / "out")
+
+
+def test_another_trained_length_needs_another_scaling(
+    converted: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    dynamic = again(converted, tmp_path / "dynamic", dynamic="position")
+    line = refused(dynamic, "--train-length", 64, "--out", tmp_path / "out", code=2)
+    assert "is scaled from 32 tokens on; to scale it from 64, give --dynamic position" in line
+
+
+def test_foreign_code_is_left_out(saved: Path, tmp_path: Path) -> None:
+    """Whatever config.json names, the result names its own code."""
+    (saved / "mine.py").write_text("raise SystemExit\n")
+    edit_json(saved / "config.json", {"auto_map": {"AutoModel": "eve/code--mine.Own"}})
+    result = convert(saved, tmp_path / "out")
+    assert "mine.py" not in result.files
+    assert "eve" not in (tmp_path / "out/config.json").read_text()
+
+
+# The card
+
+
+def card_of(folder: Path) -> ModelCard:
+    return ModelCard.load(folder / "README.md")
+
+
+def test_the_card_of_a_tuned_model(saved: Path, tmp_path: Path) -> None:
+    """It names both commands, with the values that were set."""
+    record = config_of(saved)["ntk_convert"] | {
+        "set": {"n_head": 4},
+        "commit": "a1" * 20,
+        "subfolder": "runs/last",
+    }
+    edit_json(saved / "config.json", {"ntk_convert": record})
+    (saved / "README.md").unlink()
+    convert(saved, tmp_path / "out")
+    card = card_of(tmp_path / "out")
+    assert card.data.to_dict() == {
+        "pipeline_tag": "text-generation",
+        "base_model": SOURCE,
+        "base_model_relation": "finetune",
+        "library_name": "transformers",
+        "tags": ["alibi", "ntk-alibi", "custom_code"],
+    }
+    for words in (
+        f"[{SOURCE}/runs/last](https://huggingface.co/{SOURCE}) with its ALiBi slopes scaled",
+        "so its weights are its own.",
+        f"ntk-convert {SOURCE} --revision {'a1' * 20} --subfolder runs/last --scale 2 --train-length 32 ",
+        " --out ./converted --set n_head=4\n",
+        "# tuned: saved of ./converted, with other weights\n",
+        "\nntk-convert ./tuned --scale 2 --train-length 32 --out ./out\n",
+        '.from_pretrained("./out", trust_remote_code=True)',
+        "- slopes: 4 slopes measured",
+    ):
+        assert words in card.text
+    assert config_of(tmp_path / "out")["ntk_convert"]["weights"] == "other"
+
+
+def test_a_card_of_a_conversion_keeps_what_was_added(saved: Path, converted: Path, tmp_path: Path) -> None:
+    text = (converted / "README.md").read_text().replace("tags:", "license: mit\ntags:\n- mine")
+    (saved / "README.md").write_text(f"{text}\n## My data\n\nLaws.\n")
+    card = card_of(again(saved, tmp_path / "out"))
+    assert (card.data.license, card.data.tags) == ("mit", ["mine", "alibi", "ntk-alibi", "custom_code"])
+    assert card.text.rstrip().endswith("## My data\n\nLaws.")
+    assert card.text.count("## Load") == card.text.count("## How it was made") == 1
+
+
+THEIRS = """---
+license: mit
+base_model: ada/bloom-ntk
+library_name: peft
+tags: [generated_from_trainer, mteb]
+---
+
+# Tuned
+
+It reads laws.
+"""
+
+
+def test_a_card_that_somebody_wrote_is_kept(saved: Path, tmp_path: Path) -> None:
+    (saved / "README.md").write_text(THEIRS)
+    first = again(saved, tmp_path / "first")
+    card = card_of(first)
+    data = card.data.to_dict()
+    assert (data["license"], data["library_name"]) == ("mit", "transformers")
+    assert (data["base_model"], data["base_model_relation"]) == ("ada/bloom-ntk", "finetune")
+    assert data["tags"] == ["generated_from_trainer", "alibi", "ntk-alibi", "custom_code"]
+    assert card.text.strip().startswith("# Tuned\n\nIt reads laws.\n\n## Longer contexts\n\nThis is")
+    second = (again(first, tmp_path / "second") / "README.md").read_text()
+    assert second.count("## Longer contexts") == 1
+    assert "It reads laws." in second
+
+
+@pytest.mark.parametrize("front", ["---\nlicense: [\n---\n", ""])
+def test_front_matter_that_cannot_be_read_stays(saved: Path, tmp_path: Path, front: str) -> None:
+    (saved / "README.md").write_bytes(f"{front}# Mine\n".encode() + b"\xff\n")
+    content = (again(saved, tmp_path / "out") / "README.md").read_bytes()
+    assert content.startswith(front.encode() or b"---\npipeline_tag")
+    assert b"# Mine\n\xff\n\n## Longer contexts\n" in content
+
+
+# validate
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], dict[str, bool | None]]] = {
+    "nothing": (lambda folder: None, {}),
+    "changed slopes": (
+        config(alibi_scaling={"type": "ntk", "factor": 3.0}),
+        {"files": False},
+    ),
+    "a lost tensor": (
+        weights(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight")),
+        {"files": False, "tensors": False, "slopes": None, "paths": None, "loading": None},
+    ),
+    "no auto_map": (config(auto_map=None), {"files": False, "loading": False}),
+    "other code": (
+        put("ntk_alibi.py", "raise SystemExit\n"),
+        {"files": False, "code": False, **dict.fromkeys(("config", "tensors", "slopes", "paths", "loading"))},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_validate(kind: str, tmp_path: Path, run: Callable[..., Run]) -> None:
+    folder = again(tiny.FACTORIES["bloom"](tmp_path / "source", 4), tmp_path / "out", scale=2)
+    change, expected = BROKEN[kind]
+    change(folder)
+    before = fingerprint(folder)
+    done = run("validate", folder, "--json")
+    outcomes = {each["name"]: each["passed"] for each in done.json["checks"]}
+    names = ("files", "code", "config", "tensors", "slopes", "paths", "loading")
+    assert outcomes == {**dict.fromkeys(names, True), **expected}
+    assert done.code == (1 if expected else 0)
+    assert fingerprint(folder) == before

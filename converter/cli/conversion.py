@@ -23,7 +23,6 @@ from converter.cli.click_additions import (
 )
 from converter.cli.options import (
     PROVIDER,
-    Listed,
     converted_argument,
     export_option,
     hub_options,
@@ -308,26 +307,12 @@ def validate(folder: Path, provider: str | None) -> None:
     help="A local folder or a model id on the Hub, or the results.json that eval or tune wrote.",
 )
 @trial_options
-@output_option(
-    "--heads", type=Listed("LIST", int), help="Heads whose bias is drawn, counted from 0, e.g. 0,5,11."
-)
-@output_option(
-    "--nats", type=float, metavar="N", help="A head's span ends where its bias reaches this; 5 by default."
-)
-@output_option(
-    "--format",
-    "form",
-    type=click.Choice(["png", "svg"]),
-    default="png",
-    show_default=True,
-    help="Format of the files.",
-)
 @out_option
 @output_option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
 @source_options
 @hub_options
 def plot(subject: str, **arguments: Any) -> None:
-    """Draw slopes, spans and biases, or the curves of an evaluation.
+    """Draw slopes and spans, or the curves of an evaluation.
 
     A strength without --methods is one of ntk.
 

@@ -44,8 +44,6 @@ class Positions:
     scalings: Sequence[Scaling] = ()
     train_length: int | None = None
     """In tokens."""
-    decoder: bool = True
-    """Causal; an encoder's queries see keys on both sides."""
     rotary: bool = False
     bias_scale: float = 1.0
     """The factor on slope times distance; for Falcon, 1 / sqrt(head size)."""
@@ -117,7 +115,6 @@ def describe(model: Model, stored: Config, scalings: Sequence[Scaling]) -> Posit
         stock=recipe.stock(stored),
         scalings=[scaling for scaling in dict.fromkeys(scalings) if scaling.scaled],
         train_length=None if train_length is None else min(train_length, LONGEST),
-        decoder=recipe.decoder,
         rotary=recipe.positions == "rotary",
         bias_scale=bias_scale,
         scale=recipe.scaled,

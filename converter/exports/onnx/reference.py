@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import normalize
 from transformers.pytorch_utils import Conv1D
 
 from converter.exports.onnx.quantise import QuantisedGraph
@@ -27,7 +28,7 @@ from converter.exports.onnx.session import Outputs, Session, stacked
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import first_layers
 from converter.source.sentence_transformers import Pooling
-from converter.texts import quiet
+from converter.texts import pooled, quiet
 from converter.verification.loaded import failing, load_result, own_modules
 from converter.verification.patched import Patched, build
 
@@ -190,17 +191,6 @@ RESULTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
 CACHES = ("cache", "past_key_values")
 """The cache's name; transformers 5.24 shortened it."""
 
-POOLED: dict[str, Callable[[Array], Array]] = {
-    "cls": lambda states: states[0],
-    "max": lambda states: states.max(0),
-    "mean": lambda states: states.mean(0),
-    "mean_sqrt_len_tokens": lambda states: states.sum(0) / math.sqrt(len(states)),
-    "weightedmean": lambda states: np.average(states, 0, np.arange(1, len(states) + 1)),
-    "lasttoken": lambda states: states[-1],
-}
-"""Mode of pooling -> its vector [hidden] of a text's states [tokens, hidden]."""
-
-
 LARGEST_CHANGE, NOISE = 0.5, 1e-6
 """Largest change of a weight by calibration, and of its values by rounding of float32.
 
@@ -297,25 +287,16 @@ class Reference:
                 torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), return_dict=True, **cache
             )
         values = stacked([output[name].numpy() for name in RESULTS if name in output], ids.shape[1])
-        sentences = pooled(values, mask, self.pooling) if self.pooling else None
+        sentences = None
+        if self.pooling:
+            vectors = pooled(torch.from_numpy(values).double(), torch.from_numpy(mask), self.pooling)
+            sentences = (normalize(vectors) if self.pooling.normalised else vectors).float().numpy()
         return Outputs(values, sentences), next((output[name] for name in CACHES if name in [*output]), None)
 
 
 def squares(values: Array) -> float:
     """The sum of the squares."""
     return float(np.square(values, dtype=np.float64).sum())
-
-
-def pooled(states: Array, mask: Array, pooling: Pooling) -> Array:
-    """One vector of each text, float32 [B, modes * hidden], of hidden states [B, S, hidden]."""
-    vectors = [
-        np.concatenate([POOLED[mode](row[real]) for mode in pooling.modes])
-        for row, real in zip(states.astype(np.float64), mask.astype(bool), strict=True)
-    ]
-    found = np.stack(vectors)
-    if pooling.normalised:
-        found /= np.linalg.norm(found, axis=1, keepdims=True)
-    return found.astype(np.float32)
 
 
 class Expected(NamedTuple):

@@ -5,7 +5,7 @@ Both keep two parts back: the descent stops by the loss of one, and the result i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from converter.fitting.trainable import IGNORE, Batch
+from converter.evaluation.trainable import IGNORE, Batch
 
 FILLER = 0
-"""Token id after the end of a row; it is not predicted, and no token before it sees it."""
+"""Token id that fills rows: masked, or after the end, where no token before it sees it."""
 MASKED = 0.15
 """Share of the tokens that are masked for a model that predicts masked tokens, as in BERT."""
 
@@ -98,13 +98,9 @@ class Prompts:
         return answers(ordered[max(0, last - self.rows(len(ordered[last - 1].ids))) : last])
 
     def kept(self, items: Any) -> Sequence[Batch]:
-        """Prompts as batches, in the order of their lengths."""
-        left, batches = sorted(items, key=lambda each: len(each.ids)), []
-        while left:
-            count = self.rows(len(left[-1].ids))
-            batches.append(answers(left[-count:]))
-            del left[-count:]
-        return batches
+        """Prompts as batches, the longest first."""
+        found = batches([len(each.ids) for each in items], self.rows)
+        return [answers([items[place] for place in places]) for places in found]
 
 
 Samples = Windows | Prompts
@@ -126,11 +122,30 @@ def masked_tokens(ids: Ids, chosen: NDArray[np.bool_], mask: int) -> Batch:
 
 def answers(prompts: Sequence[Answered]) -> Batch:
     """A batch in which the answers' tokens are predicted; shorter rows are filled at their end."""
-    longest = max(len(each.ids) for each in prompts)
-    ids = np.full((len(prompts), longest), FILLER, dtype=np.int64)
-    targets = np.full_like(ids, IGNORE)
+    ids, _ = filled([each.ids for each in prompts], torch.device("cpu"))
+    targets = torch.full_like(ids, IGNORE)
     for row, each in enumerate(prompts):
-        end = len(each.ids)
-        ids[row, :end] = each.ids
-        targets[row, each.start - 1 : end - 1] = each.ids[each.start :]
-    return Batch(torch.from_numpy(ids), torch.from_numpy(targets))
+        targets[row, each.start - 1 : len(each.ids) - 1] = torch.tensor(each.ids[each.start :])
+    return Batch(ids, targets)
+
+
+def batches(lengths: Sequence[int], rows: Rows) -> Iterator[list[int]]:
+    """The places of rows of these lengths, batch by batch; the longest come first."""
+    left = sorted(range(len(lengths)), key=lengths.__getitem__)
+    while left:
+        taken = left[-rows(lengths[left[-1]]) :]
+        del left[-len(taken) :]
+        yield taken
+
+
+def filled(
+    rows: Sequence[Sequence[int]], device: torch.device, *, left: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask of rows, int64 [rows, longest], filled on the right, or else on the ``left``."""
+    longest = max(map(len, rows))
+    ids = np.full((len(rows), longest), FILLER, dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, tokens in enumerate(rows):
+        where = slice(longest - len(tokens), None) if left else slice(len(tokens))
+        ids[row, where], mask[row, where] = tokens, 1
+    return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from converter.fitting.samples import Samples
-from converter.fitting.trainable import TrainableAlibi, attached, losses, row_losses
+from converter.evaluation.samples import Samples
+from converter.evaluation.trainable import TrainableAlibi, attached, losses, row_losses
 from converter.progress import Advance
 from converter.scaling.scaling import Scaling
 

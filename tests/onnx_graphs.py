@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from converter import OnnxOptions, convert, export
 from converter.exports.onnx.build import build_graph
-from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.describe import Description
 from converter.exports.onnx.graph import Graph
+from converter.exports.onnx.options import Profile
 from converter.result.converted import open_converted
 from tests import tiny
 from tests.patched import config_of, load, scaled

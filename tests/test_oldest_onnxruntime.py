@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from converter import OnnxOptions, export
 from converter.exports.onnx.attention_portable import BLOCK
-from converter.exports.onnx.choices import QUANTISED, Profile
+from converter.exports.onnx.options import QUANTISED, Profile
 from converter.exports.onnx.session import CUDA_SINCE
 from tests import run_graphs, tiny
 from tests.conftest import edit_json

@@ -17,8 +17,8 @@ import onnx
 import pytest
 import torch
 
-from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.export import ExportResult, export
+from converter.exports.onnx.options import Profile
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.onnx_graphs import (

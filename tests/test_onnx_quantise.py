@@ -19,9 +19,9 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from converter import OnnxOptions, convert, export, validate
-from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.files import standalone_graph
 from converter.exports.onnx.graph import Graph
+from converter.exports.onnx.options import Profile
 from converter.exports.onnx.quantise import Quantiser
 from converter.exports.onnx.rounding import BLOCK, Bits, Stored, pack, steps_of
 from converter.exports.onnx.rounding import quantised as rounded_numbers

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from converter.exports.onnx.choices import QUANTISED
 from converter.exports.onnx.describe import Description
 from converter.exports.onnx.families import network_class
 from converter.exports.onnx.graph import COMPUTE, Graph
+from converter.exports.onnx.options import QUANTISED
 from converter.exports.onnx.weights import Weights
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import first_layers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from converter.exports.onnx.choices import ENTRIES
 from converter.exports.onnx.files import REPORT
+from converter.exports.onnx.options import ENTRIES
 from converter.source.sentence_transformers import SENTENCES
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from converter.errors import ProviderError, ValidationError
 from converter.exports.onnx.build import build_graph
-from converter.exports.onnx.choices import INTEGER, PROVIDERS, QUANTISED
 from converter.exports.onnx.describe import read_graph
+from converter.exports.onnx.options import INTEGER, PROVIDERS, QUANTISED
 from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.reference import (
     TINY,

@@ -9,8 +9,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from converter.exports.onnx.choices import PROFILES, QUANTISED, Profile, computes_in
 from converter.exports.onnx.graph import COMPUTE
+from converter.exports.onnx.options import PROFILES, QUANTISED, Profile, computes_in
 from converter.source.sentence_transformers import Pooling
 
 METADATA = "ntk_convert"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from converter.bytesize import bytes_text
 from converter.errors import OutputError, SourceError, ValidationError
 from converter.exports.onnx.card import TITLE, section
-from converter.exports.onnx.choices import INTEGER
 from converter.exports.onnx.files import (
     BYTES,
     FLOAT32_GRAPH,
@@ -27,7 +26,7 @@ from converter.exports.onnx.files import (
     served_by_genai,
     standalone_graph,
 )
-from converter.exports.onnx.options import OnnxOptions
+from converter.exports.onnx.options import INTEGER, OnnxOptions
 from converter.exports.onnx.requirements import check_installed, for_task, graph_pooling
 from converter.families.family import TASKS
 from converter.interrupts import held

@@ -17,7 +17,7 @@ from typing import Any
 from converter.config import LARGEST_COUNT, count, is_integer
 from converter.errors import SourceError
 from converter.exports.onnx.attention_ort import head_size
-from converter.exports.onnx.choices import ENTRIES
+from converter.exports.onnx.options import ENTRIES
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import DYNAMIC_REACH
 from converter.source.source import Source

@@ -19,8 +19,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from converter.exports.onnx.choices import INTEGER, QUANTISED
 from converter.exports.onnx.graph import ORT, Graph, Value
+from converter.exports.onnx.options import INTEGER, QUANTISED
 from converter.exports.onnx.rounding import (
     BLOCK,
     TILE,

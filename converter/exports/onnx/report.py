@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from converter.errors import ValidationError
-from converter.exports.onnx.choices import QUANTISED
+from converter.exports.onnx.options import QUANTISED
 
 TOLERANCES = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 0.15, **dict.fromkeys(QUANTISED, 0.1)}
 """Largest difference between the results of a graph and of the torch model in float32.

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from converter.config import Config, is_integer
 from converter.errors import MissingPackage, UnsupportedModel, UsageError
-from converter.exports.onnx.choices import BACKBONE
-from converter.exports.onnx.options import OnnxOptions
+from converter.exports.onnx.options import BACKBONE, OnnxOptions
 from converter.families import Family
 from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe, Recipe

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from packaging.version import Version
 
 from converter.errors import ProviderError
-from converter.exports.onnx.choices import ENTRIES, PROVIDERS
+from converter.exports.onnx.options import ENTRIES, PROVIDERS
 from converter.source.sentence_transformers import SENTENCES
 
 ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}

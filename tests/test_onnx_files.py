@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from converter.conversion import convert
-from converter.exports.onnx.export import export
-from converter.exports.onnx.options import OnnxOptions
+from converter.onnx.export import export
+from converter.onnx.options import OnnxOptions
 from tests.conftest import Run, fingerprint
 from tests.onnx_graphs import TRAIN_LENGTH, Make, edit
 from tests.test_onnx_validation import MUTATIONS

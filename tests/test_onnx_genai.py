@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from converter import OnnxOptions, convert, export, recipes
-from converter.exports.onnx.genai import genai_config
+from converter.onnx.genai import genai_config
 from converter.result.converted import ConvertedRepository, open_converted
 from tests import tiny
 from tests.conftest import edit_json

@@ -20,11 +20,11 @@ from safetensors.numpy import load_file, save_file
 
 from converter.conversion import convert
 from converter.errors import ProviderError, ValidationError
-from converter.exports.onnx import comparison, reference, session
-from converter.exports.onnx.export import export
-from converter.exports.onnx.options import OnnxOptions, Profile
-from converter.exports.onnx.report import TOLERANCES
-from converter.exports.onnx.validate import validate
+from converter.onnx import comparison, reference, session
+from converter.onnx.export import export
+from converter.onnx.options import OnnxOptions, Profile
+from converter.onnx.report import TOLERANCES
+from converter.onnx.validate import validate
 from converter.result.manifest import MANIFEST
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint

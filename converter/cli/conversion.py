@@ -40,8 +40,8 @@ from converter.cli.options import (
     trial_options,
 )
 from converter.errors import ConverterError, UsageError
-from converter.exports.onnx.options import OnnxOptions
 from converter.interrupts import Interrupted
+from converter.onnx.options import OnnxOptions
 from converter.result.manifest import MANIFEST
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
 
@@ -102,7 +102,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     """
     from converter.cli import report
     from converter.conversion import prepare
-    from converter.exports.onnx import files, requirements
+    from converter.onnx import files, requirements
     from converter.publish import push as pushing
 
     graph, target = _graph(arguments, asked=onnx), _target(arguments)
@@ -134,7 +134,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
         go_on.append(["push", place, *target.words])
     try:
         if graph is not None:
-            from converter.exports.onnx.export import export as write_graph
+            from converter.onnx.export import export as write_graph
 
             exported = write_graph(place, graph, progress=progress())
             done["onnx"] = exported.to_json()
@@ -274,7 +274,7 @@ def export(folder: Path, **arguments: Any) -> None:
 
     The graph is written into DIR and validated with onnxruntime before it is put in place.
     """
-    from converter.exports.onnx.export import export as run
+    from converter.onnx.export import export as run
 
     result = run(folder, take_onnx(arguments), progress=progress())
     show(result.to_json(), str(result.path), *([] if given("quiet") else [result.summary()]))
@@ -289,7 +289,7 @@ def validate(folder: Path, provider: str | None) -> None:
     A graph that fails is renamed to *.failed. If all pass, the config, the code, the weights and the graphs
     are compared with the SHA-256 in ntk_convert.json.
     """
-    from converter.exports.onnx.validate import validate as run
+    from converter.onnx.validate import validate as run
 
     result = run(folder, provider=provider, progress=progress())
     lines = [] if given("quiet") else [result.summary()]

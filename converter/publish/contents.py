@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from converter.config import read_provenance
 from converter.errors import SourceError, VerificationError
-from converter.exports.onnx.files import REPORT
+from converter.onnx.files import REPORT
 from converter.progress import byte_bar
 from converter.result import manifest
 from converter.result.converted import CONVERT_FIRST, ConvertedRepository, code_names, open_converted
@@ -89,7 +89,7 @@ def verify(
     repository: ConvertedRepository, listed: Collection[str], *, progress: bool = False
 ) -> list[Check]:
     """Checks a converted repository as the conversion did, and its ``listed`` exports as ``export`` did."""
-    from converter.exports.onnx.validate import check_again
+    from converter.onnx.validate import check_again
     from converter.verification import verify as check
 
     stored = repository.recipe.stored(repository.folder, repository.checkpoint, repository.config)

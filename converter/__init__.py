@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from converter.evaluation.results import Results
     from converter.evaluation.tasks import Retrieval, Task, make_task
     from converter.evaluation.tune import Tuning, tune
-    from converter.exports.onnx.export import ExportResult, export
-    from converter.exports.onnx.options import OnnxOptions
     from converter.inspection import Inspection, inspect
+    from converter.onnx.export import ExportResult, export
+    from converter.onnx.options import OnnxOptions
     from converter.pictures.plotting import plot
     from converter.publish.push import PushResult, push
     from converter.validation import Validation, validate
@@ -86,8 +86,6 @@ _MODULES = {
     "evaluation.results": ("Results",),
     "evaluation.tasks": ("Retrieval", "Task", "make_task"),
     "evaluation.tune": ("Tuning", "tune"),
-    "exports.onnx.export": ("ExportResult", "export"),
-    "exports.onnx.options": ("OnnxOptions",),
     "inspection": ("Inspection", "inspect"),
     "pictures.plotting": ("plot",),
     "publish.push": ("PushResult", "push"),

@@ -1,4 +1,4 @@
-"""The user's texts as tokens: the tokenizer, loaded without remote code, and windows of text files."""
+"""The user's texts: the tokenizer, loaded without remote code, windows of files, and vectors of texts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from converter.errors import SourceError, UsageError
 from converter.source.open import open_folder
+from converter.source.sentence_transformers import Pooling
 from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
 from converter.verification.patched import Patched, templates
 
@@ -111,3 +113,22 @@ def _words(file: TextIO) -> Iterator[str]:
         yield head
         rest = space + tail
     yield rest
+
+
+def pooled(states: torch.Tensor, real: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """One vector of each text, not normalised, [rows, modes * hidden]; states are [rows, tokens, hidden].
+
+    ``real`` is the mask. Every mode but ``max`` is a weighted sum of the states.
+    """
+    place = real.cumsum(1)
+    last = real.sum(1, keepdim=True)
+    weights = {"cls": place == 1, "lasttoken": place == last, "weightedmean": place}
+
+    def vector(mode: str) -> torch.Tensor:
+        if mode == "max":
+            return states.masked_fill(real[..., None] == 0, -torch.inf).amax(1)
+        weight = weights.get(mode, real) * real
+        count = weight.sum(1, keepdim=True)
+        return (states * weight[..., None]).sum(1) / (count**0.5 if mode == "mean_sqrt_len_tokens" else count)
+
+    return torch.cat([vector(mode) for mode in pooling.modes], dim=-1)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.errors import ConverterError, SourceError, UnsupportedModel, ValidationError, VerificationError
-from converter.exports.onnx.files import graphs_in
-from converter.exports.onnx.requirements import check_alibi, check_installed
 from converter.model.model import Model
+from converter.onnx.files import graphs_in
+from converter.onnx.requirements import check_alibi, check_installed
 from converter.progress import byte_bar
 from converter.result import manifest
 from converter.result.converted import check_code, read_converted
@@ -22,7 +22,7 @@ from converter.source.source import CONFIG
 from converter.weights.files import sha256
 
 if TYPE_CHECKING:
-    from converter.exports.onnx.report import ValidationReport
+    from converter.onnx.report import ValidationReport
     from converter.verification import Check
 
 VERIFIED = {"alibi": ("tensors", "slopes", "paths", "loading"), "rotary": ("tensors", "frequencies")}
@@ -194,7 +194,7 @@ def run_graphs(
     model: Model, graphs: Mapping[str, Path], provider: str | None = None, *, progress: bool = False
 ) -> ValidationReport:
     """Runs ONNX graphs against the model; see ``exports.onnx.comparison.run``."""
-    from converter.exports.onnx.comparison import run
+    from converter.onnx.comparison import run
 
     check_installed()
     return run(check_alibi(model, model.config), graphs, provider, progress=progress)

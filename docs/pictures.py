@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from matplotlib.figure import Figure
+
 from converter.families import baichuan, bloom
-from converter.pictures.bias import Panel, draw_panels
 from converter.pictures.per_head import draw_slopes, draw_span
 from converter.pictures.positions import Positions
-from converter.pictures.style import render
+from converter.pictures.style import HEADING, render, styled
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.scaling.slopes import NATS, stock_slopes
 
@@ -32,19 +34,63 @@ STATIC = Scaling("ntk", 4.0)
 LENGTH = Scaling("ntk", dynamic="length", train_length=TRAINED)
 POSITION = Scaling("ntk", dynamic="position", train_length=TRAINED)
 PANELS = (
-    Panel("stock", UNSCALED, 8192),
-    Panel("static, a = 4", STATIC, 8192),
-    Panel("length-dynamic, 4096 tokens", LENGTH, 4096),
-    Panel("length-dynamic, 8192 tokens", LENGTH, 8192),
-    Panel("position-dynamic", POSITION, 8192),
+    ("stock", UNSCALED, 8192),
+    ("static, a = 4", STATIC, 8192),
+    ("length-dynamic, 4096 tokens", LENGTH, 4096),
+    ("length-dynamic, 8192 tokens", LENGTH, 8192),
+    ("position-dynamic", POSITION, 8192),
 )
+"""Title, scaling, tokens of the row."""
+FARTHEST = {11: 2048, 15: 8192}
+"""Head -> the largest distance that is drawn."""
+POINTS, DARKEST = 256, -8.0
 TITLE = f"{BLOOM_ID}: bias of two heads, stock, and ntk in its three forms"
+
+
+@styled
+def draw_bias() -> Figure:
+    """Draws the bias -slope * distance of two heads: queries down the panel, and keys across by distance.
+
+    A white line marks how far the head sees.
+    """
+    figure = Figure((12.6, 5.0), layout="constrained")
+    grid = figure.subplots(len(FARTHEST), len(PANELS), sharex="row", sharey=True)
+    for line, (head, farthest) in zip(grid, FARTHEST.items(), strict=True):
+        for axes, (_, scaling, tokens) in zip(line, PANELS, strict=True):
+            queries = np.arange(POINTS)[:, None] * 8192 // POINTS
+            distances = np.linspace(farthest, 0, POINTS).astype(int)[None]
+            rows = queries[:, 0] + 1 if scaling is POSITION else [tokens] * POINTS
+            slopes = np.array([[BLOOM.slopes_at(scaling, int(row))[head]] for row in rows])
+            seen = (queries < tokens) & (distances <= queries)
+            image = axes.imshow(
+                np.where(seen, -slopes * distances, np.nan),
+                cmap="cividis",
+                vmin=DARKEST,
+                vmax=0.0,
+                extent=(-farthest, 0, 8192, 0),
+                aspect="auto",
+                interpolation="nearest",
+            )
+            inside = (queries < tokens) & (NATS / slopes <= queries)
+            axes.plot(np.where(inside, -NATS / slopes, np.nan), queries, color="white", linewidth=1.0)
+            axes.grid(False)
+            axes.set(xlim=(-farthest, 0), ylim=(8192, 0), xticks=[-farthest, -farthest // 2, 0])
+            axes.set_yticks([0, 4096, 8192])
+        line[0].set_ylabel(f"head {head}\nposition of the query")
+    for top, bottom, (title, _, _) in zip(*grid, PANELS, strict=True):
+        top.set_title(title, fontsize=9)
+        bottom.set_xlabel("key - query, tokens")
+    figure.suptitle(TITLE, **HEADING)
+    figure.colorbar(image, ax=grid, extend="min", aspect=14).set_label(f"bias, nats (line: -{NATS:g})")
+    return figure
+
+
 FIGURES = {
     "slopes-16-heads": draw_slopes(BLOOM),
     "span-16-heads": draw_span(BLOOM),
     "slopes-40-heads": draw_slopes(BAICHUAN),
     "span-40-heads": draw_span(BAICHUAN),
-    "bias-static-length-position": draw_panels(BLOOM, PANELS, [11, 15], NATS, TITLE),
+    "bias-static-length-position": draw_bias(),
 }
 
 

@@ -86,7 +86,7 @@ def _each_picture_once() -> Iterator[None]:
     draw, drawn = per_head.card_picture, {}
 
     def draw_once(model: Any) -> bytes:
-        key = repr((model.variants, model.train_length, model.decoder, model.rotary, model.bias_scale))
+        key = repr((model.variants, model.train_length, model.rotary, model.bias_scale))
         if key not in drawn:
             drawn[key] = draw(model)
         return drawn[key]

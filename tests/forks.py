@@ -38,7 +38,7 @@ __all__ = ["DEVNULL", "PIPE", "STDOUT", "CompletedProcess", "Popen", "TimeoutExp
 ROOT = Path(__file__).parent.parent
 IMPORTED = (
     "converter.cli",
-    "converter.exports.onnx.export",
+    "converter.onnx.export",
     "converter.conversion",
     "converter.publish.push",
     "httpcore2",

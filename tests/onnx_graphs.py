@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from converter import OnnxOptions, convert, export
-from converter.exports.onnx.build import build_graph
-from converter.exports.onnx.choices import Profile
-from converter.exports.onnx.describe import Description
-from converter.exports.onnx.graph import Graph
+from converter.onnx.build import build_graph
+from converter.onnx.describe import Description
+from converter.onnx.graph import Graph
+from converter.onnx.options import Profile
 from converter.result.converted import open_converted
 from tests import tiny
 from tests.patched import config_of, load, scaled

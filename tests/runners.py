@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import DynamicCache, StaticCache, masking_utils
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
-from converter.exports.onnx.choices import Profile
+from converter.onnx.options import Profile
 from tests import flash_stand_in, onnx_graphs, tiny
 from tests.onnx_graphs import PROFILES, Array, Engine, build
 from tests.patched import config_of, load

@@ -23,12 +23,12 @@ from converter.evaluation.evaluate import evaluate
 from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.runner import choose, losses
+from converter.evaluation.samples import masked_tokens
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir
 from converter.evaluation.tasks.scores import CUTOFF, ndcg
 from converter.evaluation.tasks.task import Collection
 from converter.evaluation.tune import tune
-from converter.fitting.samples import masked_tokens
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling

@@ -29,13 +29,13 @@ from converter.evaluation.evaluate import evaluate
 from converter.evaluation.losses import BUCKETS, by_position, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.runner import Hardware, choose, complete, losses
+from converter.evaluation.samples import next_tokens
 from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import make_task
 from converter.evaluation.tasks.task import Item, Task
 from converter.families.templates import templates_folder
-from converter.fitting.samples import next_tokens
 from converter.scaling.request import RAMP, Defaults, Request, TrainLength
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.tokenizer import TEMPLATE
@@ -119,7 +119,7 @@ def test_losses_do_not_depend_on_how_they_are_cut(
     with open_subject(pristine("jais"), CPU) as subject:
         model = subject.scaled(subject.own_scaling)
         whole = decoded(model, ids)
-        monkeypatch.setattr("converter.fitting.trainable.LOGITS_AT_ONCE", 3 * tiny.VOCAB_SIZE)
+        monkeypatch.setattr("converter.evaluation.trainable.LOGITS_AT_ONCE", 3 * tiny.VOCAB_SIZE)
         advanced: list[int] = []
         cut = decoded(model, ids, replace(CPU, batch_size=2), advanced.append)
     assert np.abs(whole - cut).max() < 1e-5

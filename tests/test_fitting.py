@@ -20,15 +20,15 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from converter import convert, evaluate, fit
 from converter.errors import NoGain, UsageError
+from converter.evaluation import descent
+from converter.evaluation.descent import Descent, descend
 from converter.evaluation.held_out import Judged, check_gain, judged
 from converter.evaluation.losses import masked_positions
+from converter.evaluation.samples import Answered, Prompts, Windows, answers, masked_tokens, next_tokens
 from converter.evaluation.statistics import fewest_shown, items_to_show
 from converter.evaluation.tasks import make_task
 from converter.evaluation.tasks.beir import Beir
-from converter.fitting import descent
-from converter.fitting.descent import Descent, descend
-from converter.fitting.samples import Answered, Prompts, Windows, answers, masked_tokens, next_tokens
-from converter.fitting.trainable import IGNORE, TrainableAlibi, attached, losses, memory
+from converter.evaluation.trainable import IGNORE, TrainableAlibi, attached, losses, memory
 from converter.scaling.scaling import Scaling, read_scaling
 from tests import tiny
 from tests.conftest import Refused, RunCli, edit_json

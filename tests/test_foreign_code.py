@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from converter.exports.onnx.export import export
-from converter.exports.onnx.options import OnnxOptions
+from converter.onnx.export import export
+from converter.onnx.options import OnnxOptions
 from tests.conftest import Run
 from tests.foreign_code import REFUSED, UNSEEN
 from tests.onnx_graphs import Make

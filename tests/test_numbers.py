@@ -20,8 +20,8 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 
 from converter import convert
-from converter.exports.onnx import attention_packed, attention_portable
-from converter.exports.onnx.attention_portable import BLOCK
+from converter.onnx import attention_packed, attention_portable
+from converter.onnx.attention_portable import BLOCK
 from tests import tiny
 from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, Array, Engine, assert_close, build

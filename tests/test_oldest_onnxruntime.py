@@ -20,9 +20,9 @@ import pytest
 from numpy.typing import NDArray
 
 from converter import OnnxOptions, export
-from converter.exports.onnx.attention_portable import BLOCK
-from converter.exports.onnx.choices import QUANTISED, Profile
-from converter.exports.onnx.session import CUDA_SINCE
+from converter.onnx.attention_portable import BLOCK
+from converter.onnx.options import QUANTISED, Profile
+from converter.onnx.session import CUDA_SINCE
 from tests import run_graphs, tiny
 from tests.conftest import edit_json
 from tests.onnx_graphs import POOLING, PROFILES, converted_copy, exported, with_modules

@@ -16,9 +16,9 @@ from onnx import numpy_helper
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from converter import OnnxOptions, convert, export, validate
-from converter.exports.onnx.calibrate import DAMPING, gptq
-from converter.exports.onnx.rounding import BLOCK, dequantised, rounded
-from converter.exports.onnx.session import Session
+from converter.onnx.calibrate import DAMPING, gptq
+from converter.onnx.rounding import BLOCK, dequantised, rounded
+from converter.onnx.session import Session
 from converter.texts import load_tokenizer, read_windows
 from tests import tiny
 from tests.patched import load

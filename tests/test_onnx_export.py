@@ -20,9 +20,8 @@ import pytest
 import torch
 
 from converter.conversion import convert
-from converter.exports.onnx.choices import Profile
-from converter.exports.onnx.export import ExportResult, export
-from converter.exports.onnx.options import OnnxOptions
+from converter.onnx.export import ExportResult, export
+from converter.onnx.options import OnnxOptions, Profile
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.onnx_graphs import (
@@ -306,7 +305,7 @@ def test_a_wrong_graph_leaves_the_conversion(
     out, words = tmp_path / "out", ("--onnx", "--last-logits", "--push-to-hub", "org/new", "--private")
     monkeypatch.setattr("converter.publish.push.check", lambda *_: None)  # there is no Hub here
     with monkeypatch.context() as patch:
-        patch.setattr("converter.exports.onnx.decoder.Decoder.epsilon", 0.5)
+        patch.setattr("converter.onnx.decoder.Decoder.epsilon", 0.5)
         result = run(pristine("bloom"), *CONVERT, "--out", out, *words, "--json")
     assert result.code == 1
     assert "model.onnx: prompt of" in result.err
@@ -330,7 +329,7 @@ def peak():  # bytes; ru_maxrss starts with the parent's
     return int(line.split()[1]) * 1024
 read = lambda: int(Path("/proc/self/io").read_text().split()[1])
 started = time.process_time()
-import converter.exports.onnx.build
+import converter.onnx.build
 before = read()
 try:
     main(["export", sys.argv[1], "--no-validate", "-q", *sys.argv[2:]])

@@ -15,9 +15,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from converter import OnnxOptions, convert, export
-from converter.exports.onnx.genai import genai_config
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
+from converter.onnx.genai import genai_config
 from converter.result.converted import open_converted
 from tests import tiny
 from tests.conftest import edit_json

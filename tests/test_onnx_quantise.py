@@ -19,13 +19,13 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from converter import OnnxOptions, convert, export, validate
-from converter.exports.onnx.choices import Profile
-from converter.exports.onnx.files import standalone_graph
-from converter.exports.onnx.graph import Graph
-from converter.exports.onnx.quantise import Quantiser
-from converter.exports.onnx.rounding import BLOCK, Bits, Stored, pack, steps_of
-from converter.exports.onnx.rounding import quantised as rounded_numbers
-from converter.exports.onnx.rounding import rounded as rounded_weight
+from converter.onnx.files import standalone_graph
+from converter.onnx.graph import Graph
+from converter.onnx.options import Profile
+from converter.onnx.quantise import Quantiser
+from converter.onnx.rounding import BLOCK, Bits, Stored, pack, steps_of
+from converter.onnx.rounding import quantised as rounded_numbers
+from converter.onnx.rounding import rounded as rounded_weight
 from tests import tiny
 from tests.onnx_graphs import PROFILES, Engine, exported
 from tests.patched import Convert, batch, load
@@ -179,7 +179,7 @@ def test_a_weight_that_is_quantised_in_several_pieces(
     path = quantised(folder, dtype)
     whole = [file.read_bytes() for file in sorted(path.parent.iterdir())]
     for name in ("BAND", "PIECE"):
-        monkeypatch.setattr(f"converter.exports.onnx.rounding.{name}", 1)
+        monkeypatch.setattr(f"converter.onnx.rounding.{name}", 1)
     quantised(folder, dtype)
     assert [file.read_bytes() for file in sorted(path.parent.iterdir())] == whole
 

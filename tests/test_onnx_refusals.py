@@ -365,7 +365,7 @@ def test_a_bug_or_an_interrupt_is_one_line_and_leaves_nothing(
     def broken(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr("converter.exports.onnx.reference.Reference.step", broken)
+    monkeypatch.setattr("converter.onnx.reference.Reference.step", broken)
     result = run("export", folder)
     assert (result.code, result.out) == (1, "")
     said = result.err.lstrip("\n")  # after ^C the line begins anew

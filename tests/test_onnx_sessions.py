@@ -70,7 +70,7 @@ def test_validation_leaves_the_thread_as_it_was(converted: Convert, monkeypatch:
     monkeypatch.setattr(onnxruntime, "InferenceSession", Observed)
     folder = converted("bloom", 4, "ntk")
     export(folder, OnnxOptions(validate=False))
-    session = importlib.import_module("converter.exports.onnx.session").Session(folder / "model.onnx", "cpu")
+    session = importlib.import_module("converter.onnx.session").Session(folder / "model.onnx", "cpu")
     assert smallest() > 0
     ids, mask = np.ones((1, 3), np.int64), np.ones((1, 3), np.int64)
     session.step(ids, mask)
@@ -79,7 +79,7 @@ def test_validation_leaves_the_thread_as_it_was(converted: Convert, monkeypatch:
     assert smallest() > 0
 
 
-OURS = "from converter.exports.onnx.session import Session; Session(folder / 'model.onnx', 'cpu')"
+OURS = "from converter.onnx.session import Session; Session(folder / 'model.onnx', 'cpu')"
 
 
 @pytest.mark.parametrize("opened", [OURS, EXAMPLE, GENAI_EXAMPLE], ids=["ours", "example", "genai example"])

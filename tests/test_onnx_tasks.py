@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from converter import OnnxOptions, export
-from converter.exports.onnx.choices import DTYPES, Profile
-from converter.exports.onnx.requirements import graph_pooling
+from converter.onnx.options import DTYPES, Profile
+from converter.onnx.requirements import graph_pooling
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import FLAGS, MODES, Pooling
 from tests import tiny

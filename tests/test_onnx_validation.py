@@ -15,17 +15,16 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from converter.onnx.validate import validate
 from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from converter.conversion import convert
 from converter.errors import ProviderError, ValidationError
-from converter.exports.onnx import comparison, reference, session
-from converter.exports.onnx.choices import Profile
-from converter.exports.onnx.export import export
-from converter.exports.onnx.options import OnnxOptions
-from converter.exports.onnx.report import TOLERANCES
-from converter.exports.onnx.validate import validate
+from converter.onnx import comparison, reference, session
+from converter.onnx.export import export
+from converter.onnx.options import OnnxOptions, Profile
+from converter.onnx.report import TOLERANCES
 from converter.result.manifest import MANIFEST
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from converter.conversion import convert
-from converter.exports.onnx.export import export
+from converter.onnx.export import export
 from converter.result import manifest
 from tests import forks
 from tests.conftest import Run, edit_json, fingerprint

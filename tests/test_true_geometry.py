@@ -19,8 +19,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
-from converter.exports.onnx.choices import QUANTISED
-from converter.exports.onnx.reference import TABLE
+from converter.onnx.options import QUANTISED
+from converter.onnx.reference import TABLE
 from converter.source.checkpoint import read_checkpoint
 from tests import tiny
 from tests.conftest import Run

@@ -63,7 +63,7 @@ def graphs(settings: Settings, document: Document) -> None:
     from transformers import BloomConfig, BloomForCausalLM
 
     from converter import OnnxOptions, convert, export
-    from converter.exports.onnx import comparison, session
+    from converter.onnx import comparison, session
     from converter.result.converted import open_converted
 
     rows: list[list[str]] = []

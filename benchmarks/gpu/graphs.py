@@ -20,8 +20,8 @@ from report import Document
 
 from converter import OnnxOptions
 from converter.errors import ConverterError
-from converter.exports.onnx.files import standalone_graph
-from converter.exports.onnx.requirements import check_installed
+from converter.onnx.files import standalone_graph
+from converter.onnx.requirements import check_installed
 from gpu import kernels
 from gpu.part import BLOOM_1B7, EXACT, ROUNDING, Settings, shared
 

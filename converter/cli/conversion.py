@@ -21,7 +21,6 @@ from converter.cli.click_additions import (
 )
 from converter.cli.options import (
     PROVIDER,
-    Listed,
     converted_argument,
     export_option,
     hub_options,
@@ -39,8 +38,8 @@ from converter.cli.options import (
     trial_options,
 )
 from converter.errors import ConverterError, UsageError
-from converter.exports.onnx.options import OnnxOptions
 from converter.interrupts import Interrupted
+from converter.onnx.options import OnnxOptions
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     """
     from converter.cli import report
     from converter.conversion import prepare
-    from converter.exports.onnx import files, requirements
+    from converter.onnx import files, requirements
     from converter.publish import push as pushing
 
     graph, target = _graph(arguments, asked=onnx), _target(arguments)
@@ -132,7 +131,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
         go_on.append(["push", place, *target.words])
     try:
         if graph is not None:
-            from converter.exports.onnx.export import export as write_graph
+            from converter.onnx.export import export as write_graph
 
             exported = write_graph(place, graph, progress=progress())
             done["onnx"] = exported.to_json()
@@ -251,7 +250,7 @@ def export(folder: Path, **arguments: Any) -> None:
 
     The graph is written into DIR and validated with onnxruntime before it is put in place.
     """
-    from converter.exports.onnx.export import export as run
+    from converter.onnx.export import export as run
 
     result = run(folder, take_onnx(arguments), progress=progress())
     show(result.to_json(), str(result.path), *([] if given("quiet") else [result.summary()]))
@@ -281,26 +280,12 @@ def validate(folder: Path, provider: str | None) -> None:
     help="A local folder or a model id on the Hub, or the results.json that eval or tune wrote.",
 )
 @trial_options
-@output_option(
-    "--heads", type=Listed("LIST", int), help="Heads whose bias is drawn, counted from 0, e.g. 0,5,11."
-)
-@output_option(
-    "--nats", type=float, metavar="N", help="A head's span ends where its bias reaches this; 5 by default."
-)
-@output_option(
-    "--format",
-    "form",
-    type=click.Choice(["png", "svg"]),
-    default="png",
-    show_default=True,
-    help="Format of the files.",
-)
 @out_option
 @output_option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
 @source_options
 @hub_options
 def plot(subject: str, **arguments: Any) -> None:
-    """Draw slopes, spans and biases, or the curves of an evaluation.
+    """Draw slopes and spans, or the curves of an evaluation.
 
     A strength without --methods is one of ntk.
 

@@ -117,7 +117,7 @@ def _write(place: Path | None, found: Results, more: Mapping[str, bytes] = {}) -
     if place is None:
         return
     files = {RESULTS: json_bytes(found.to_json()), "results.md": f"{found.report()}\n".encode()}
-    paths = write_files(place, {**files, **curves(found, "png"), **more})
+    paths = write_files(place, {**files, **curves(found), **more})
     say(*map(str, paths))
 
 

@@ -10,8 +10,7 @@ import click
 
 from converter.cli.click_additions import PATH, F, argument, folders, section
 from converter.errors import UsageError
-from converter.exports.onnx.choices import DTYPES, POOLINGS, PROFILES, PROVIDERS, TASKS
-from converter.exports.onnx.options import OnnxOptions
+from converter.onnx.options import DTYPES, POOLINGS, PROFILES, PROVIDERS, TASKS, OnnxOptions
 from converter.scaling.scaling import BASES, METHODS
 
 

@@ -3,6 +3,9 @@
 evaluate.py    evaluate(): measures models under one or several scalings
 tune.py        tune(): an evaluation of fixed candidates; half of it chooses, the other half judges
 fit.py         fit(): learns slopes from text and prompts; held_out.py keeps a part of these to judge them
+descent.py     the descent of a fit, with all weights frozen, and when it stops
+samples.py     batches of windows or of prompts with their answers
+trainable.py   exponents with gradients in a loaded model, the loss, and the memory that both take
 scalings.py    the scalings to measure
 subject.py     opens a checkpoint once and applies one scaling after another
 exam.py        the prompts, collections and windows for one model, and its answers

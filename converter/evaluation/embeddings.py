@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from converter.errors import UnsupportedModel
-from converter.evaluation.runner import Hardware, batch, by_length, check_ids
+from converter.evaluation.runner import Hardware, check_ids
+from converter.evaluation.samples import batches, filled
 from converter.evaluation.tasks.scores import CUTOFF
 from converter.evaluation.tasks.task import Collection, Ids, Retrieval
 from converter.progress import Advance
@@ -19,6 +20,7 @@ from converter.source.keys import SENTENCES_CONFIG as SETTINGS
 from converter.source.keys import check_vectors
 from converter.source.sentence_transformers import Pooling, read_pooling
 from converter.source.source import Source, plain_text
+from converter.texts import pooled
 
 Vectors = NDArray[np.float32]
 ROWS_AT_ONCE = 64
@@ -58,29 +60,12 @@ def embed(
     check_ids(model, max((max(text) for text in texts), default=0))
     width = len(pooling.modes) * model.config.hidden_size
     found = np.empty((len(texts), width), dtype=np.float32)
-    order = by_length(texts)
-    while order:
-        rows, ids, real = batch(texts, order, hardware)
+    for rows in batches([len(text) for text in texts], hardware.rows):
+        ids, real = filled([texts[row] for row in rows], hardware.device)
         states = model.base_model(ids, attention_mask=real).last_hidden_state
-        found[rows] = _pooled(states.float(), real, pooling).cpu().numpy()
+        found[rows] = F.normalize(pooled(states.float(), real, pooling), dim=-1).cpu().numpy()
         advance(int(real.sum()))
     return found
-
-
-def _pooled(states: torch.Tensor, real: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """Vectors of length 1, [rows, modes * hidden]; every mode but ``max`` is a weighted sum of the states."""
-    place = real.cumsum(1)
-    last = real.sum(1, keepdim=True)
-    weights = {"cls": place == 1, "lasttoken": place == last, "weightedmean": place}
-
-    def vector(mode: str) -> torch.Tensor:
-        if mode == "max":
-            return states.masked_fill(real[..., None] == 0, -torch.inf).amax(1)
-        weight = weights.get(mode, real) * real
-        count = weight.sum(1, keepdim=True)
-        return (states * weight[..., None]).sum(1) / (count**0.5 if mode == "mean_sqrt_len_tokens" else count)
-
-    return F.normalize(torch.cat([vector(mode) for mode in pooling.modes], dim=-1), dim=-1)
 
 
 def find(

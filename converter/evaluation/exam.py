@@ -15,11 +15,11 @@ from converter.evaluation.embeddings import find
 from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Metric
 from converter.evaluation.runner import complete, losses
+from converter.evaluation.samples import masked_tokens, next_tokens
 from converter.evaluation.statistics import summarise
 from converter.evaluation.subject import LONGEST, Subject
 from converter.evaluation.tasks import EMBEDDED, GENERATED, TYPES, AnyTask, make_task
 from converter.evaluation.tasks.task import Collection, Item, Retrieval
-from converter.fitting.samples import masked_tokens, next_tokens
 from converter.progress import Advance
 from converter.scaling.scaling import Scaling
 from converter.texts import MOST_UNKNOWN, read_windows

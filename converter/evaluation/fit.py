@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from converter import interrupts
 from converter.bytesize import bytes_text
 from converter.errors import UsageError
+from converter.evaluation.descent import End, Look, descend
 from converter.evaluation.evaluate import run_settings
 from converter.evaluation.held_out import ITEMS, Judged, check_gain, judge, judging, rows_of, samples_of
 from converter.evaluation.results import finite
 from converter.evaluation.runner import Hardware, choose, free_memory
+from converter.evaluation.samples import Samples
 from converter.evaluation.statistics import fewest_shown
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask, Task
-from converter.fitting.descent import End, Look, descend
-from converter.fitting.samples import Samples
-from converter.fitting.trainable import TrainableAlibi, memory
+from converter.evaluation.trainable import TrainableAlibi, memory
 from converter.paths import listed
 from converter.progress import steps as step_bar
 from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Scaling

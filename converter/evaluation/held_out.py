@@ -16,12 +16,12 @@ from converter.errors import NoGain, UsageError
 from converter.evaluation.losses import pieces
 from converter.evaluation.results import FEWEST, SIGNIFICANT, WORTH_RATIO, Verdict
 from converter.evaluation.runner import Hardware
+from converter.evaluation.samples import Answered, Prompts, Samples, Windows
 from converter.evaluation.scalings import ladder
 from converter.evaluation.statistics import items_to_show, t_interval
 from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.task import Item, Task
-from converter.fitting.samples import Answered, Prompts, Samples, Windows
-from converter.fitting.trainable import Batch, row_losses
+from converter.evaluation.trainable import Batch, row_losses
 from converter.scaling.scaling import Scaling
 from converter.texts import read_windows
 

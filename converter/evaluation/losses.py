@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from converter.errors import UsageError
 from converter.evaluation.results import Bucket
-from converter.fitting.samples import MASKED
+from converter.evaluation.samples import MASKED
 
 BUCKETS = 16
 """Parts of equal width into which a window is divided for the loss by position."""

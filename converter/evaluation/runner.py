@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 
 from converter.errors import SourceError, UsageError
-from converter.fitting import trainable
-from converter.fitting.trainable import IGNORE, Batch
+from converter.evaluation import trainable
+from converter.evaluation.samples import FILLER, batches, filled
+from converter.evaluation.trainable import IGNORE, Batch
 from converter.progress import Advance
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -26,8 +27,6 @@ SHARE = 0.6
 """Share of the free memory that weights may take."""
 WHOLE_LOGITS = 1 << 29
 """Most logits of a model that computes all those of a row at once; this limits its rows per batch."""
-FILLER = 0
-"""Token id that pads the rows of a batch."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +115,9 @@ def complete(
     # generate() takes options that are not given from the model's own config, so replace that.
     model.generation_config = greedy
     texts = [""] * len(prompts)
-    order = by_length(prompts)
     try:
-        while order:
-            rows, ids, mask = batch(prompts, order, hardware, max_new_tokens, left=True)
+        for rows in batches([len(prompt) + max_new_tokens for prompt in prompts], hardware.rows):
+            ids, mask = filled([prompts[index] for index in rows], hardware.device, left=True)
             _forget(model)
             output = model.generate(input_ids=ids, attention_mask=mask)
             for row, index in enumerate(rows):
@@ -130,35 +128,6 @@ def complete(
     finally:
         model.generation_config = stated
     return texts
-
-
-def by_length(rows: Sequence[Sequence[int]]) -> list[int]:
-    """The places of the rows, the longest last, so that batches need little filling."""
-    return sorted(range(len(rows)), key=lambda place: len(rows[place]))
-
-
-def batch(
-    rows: Sequence[Sequence[int]],
-    left_over: list[int],
-    hardware: Hardware,
-    more: int = 0,
-    *,
-    left: bool = False,
-) -> tuple[list[int], torch.Tensor, torch.Tensor]:
-    """Takes the last places from ``left_over``; returns them, and their rows' ids and mask [rows, tokens].
-
-    ``more`` is how many tokens each row will get. Rows are filled on the right, or else on the ``left``.
-    """
-    longest = len(rows[left_over[-1]])
-    taken = left_over[-hardware.rows(longest + more) :]
-    del left_over[-len(taken) :]
-    ids = np.full((len(taken), longest), FILLER, dtype=np.int64)
-    mask = np.zeros_like(ids)
-    for row, place in enumerate(taken):
-        size = len(rows[place])
-        where = slice(longest - size, None) if left else slice(size)
-        ids[row, where], mask[row, where] = rows[place], 1
-    return taken, torch.from_numpy(ids).to(hardware.device), torch.from_numpy(mask).to(hardware.device)
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """The ALiBi families that can be converted. A new one is a module here and its name in ``NAMES``.
 
-Its graph is found by that name too, in ``converter/exports/onnx/families``; its reference and its tiny
+Its graph is found by that name too, in ``converter/onnx/families``; its reference and its tiny
 checkpoint in ``tests``. docs/contributing.md lists the files.
 """
 

@@ -23,9 +23,9 @@ SHAPE, CARD = (7.5, 3.8), (8.8, 3.1)
 CARD_DPI = 100
 
 
-def spans(slopes: Iterable[float], bias_scale: float, nats: float) -> list[float]:
-    """The distance in tokens at which each head's bias, slope * bias_scale * distance, reaches ``nats``."""
-    return [nats / max(slope * bias_scale, sys.float_info.min) for slope in slopes]
+def spans(slopes: Iterable[float], bias_scale: float) -> list[float]:
+    """The distance in tokens at which each head's bias, slope * bias_scale * distance, reaches ``NATS``."""
+    return [NATS / max(slope * bias_scale, sys.float_info.min) for slope in slopes]
 
 
 @styled
@@ -38,10 +38,9 @@ def draw_slopes(drawn: Positions) -> Figure:
 
 
 @styled
-def draw_span(drawn: Positions, nats: float = NATS) -> Figure:
-    """Draws the attention span of every head: the distance in tokens at which its bias reaches -``nats``."""
-    title = f"Attention span: distance at which the bias is -{nats:g} nats"
-    return _figure(drawn, lambda axes, drawn: span_panel(axes, drawn, nats), title)
+def draw_span(drawn: Positions) -> Figure:
+    """Draws the attention span of every head: the distance in tokens at which its bias reaches -``NATS``."""
+    return _figure(drawn, span_panel, f"Attention span: distance at which the bias is -{NATS:g} nats")
 
 
 @styled
@@ -63,7 +62,7 @@ def card_figure(drawn: Positions) -> Figure:
         axes, right = figure.subplots(1, 2)
         slopes_panel(axes, drawn)
         axes.set_title("Slope of each head")
-        span_panel(right, drawn, NATS)
+        span_panel(right, drawn)
         right.set_title(f"Attention span: bias of -{NATS:g} nats")
     style.legend(figure, axes, _note(drawn))
     return figure
@@ -91,9 +90,9 @@ def slopes_panel(axes: Axes, drawn: Positions) -> None:
     _draw(axes, drawn, lambda slopes: slopes, "head", up, mark=False)
 
 
-def span_panel(axes: Axes, drawn: Positions, nats: float) -> None:
+def span_panel(axes: Axes, drawn: Positions) -> None:
     """``draw_span`` into existing axes."""
-    _draw(axes, drawn, lambda slopes: spans(slopes, drawn.bias_scale, nats), "head", "span, tokens")
+    _draw(axes, drawn, lambda slopes: spans(slopes, drawn.bias_scale), "head", "span, tokens")
 
 
 def wavelengths_panel(axes: Axes, drawn: Positions) -> None:

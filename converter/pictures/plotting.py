@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -15,15 +14,13 @@ from matplotlib.figure import Figure
 from converter.errors import OutputError, UsageError
 from converter.evaluation.results import RESULTS, Results
 from converter.evaluation.scalings import trials
-from converter.pictures.bias import draw_bias
 from converter.pictures.curves import draw_curves, draw_models
 from converter.pictures.per_head import draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.positions import Positions, read
-from converter.pictures.style import FORMATS, Format, render
+from converter.pictures.style import render
 from converter.result.outputs import check_folder, write_files
 from converter.scaling.request import Parts
 from converter.scaling.scaling import Basis, Method
-from converter.scaling.slopes import NATS
 from converter.source.jsonfile import read_object
 from converter.source.source import CONFIG
 
@@ -45,13 +42,10 @@ def plot(
     dynamic: Sequence[Basis] = (),
     rates: Sequence[float] = (),
     ramps: Sequence[Parts] = (),
-    heads: Sequence[int] | None = None,
-    nats: float | None = None,
-    form: Format = "png",
     overwrite: bool = False,
     **source: Unpack[SourceOptions],
 ) -> list[Path]:
-    """Draws a model's slopes, attention spans and biases, or the curves of an evaluation.
+    """Draws a model's slopes and attention spans, or the curves of an evaluation.
 
     Args:
         subject: a checkpoint, stock or converted (a local folder or a Hub id); or results, or their file.
@@ -60,10 +54,6 @@ def plot(
             factors) and all ``dynamic`` (each with all ``rates``); ntk if there is only a strength. Without
             any of these, a converted repository shows its own scaling.
         ramps: ramps of ``by-parts`` to show, each in parts of the trained length.
-        heads: for a model, the heads whose bias is drawn, from 0; by default those that see about 1/16, 1/4
-            and all of the trained length.
-        nats: for a model, the bias in nats at which a head's span ends; 5 by default.
-        form: ``png`` or ``svg``.
         overwrite: write into a folder that is not empty, over files with the same names.
         source: for a model, see ``SourceOptions``.
 
@@ -76,12 +66,6 @@ def plot(
         UnsupportedModel: the model's positions cannot be scaled.
         OutputError: the folder cannot be used.
     """
-    if form not in FORMATS:
-        raise UsageError(f"`form` {form!r} is unknown; choose one of {', '.join(FORMATS)}")
-    if nats is not None and not 0 < nats < math.inf:
-        raise UsageError(f"`nats` {nats:g} is out of range; give a finite number above 0, usually 3 to 8")
-    if heads is not None and not heads:
-        raise UsageError("`heads` is empty; give head numbers, e.g. 0,5,11, or drop `heads`")
     scalings: dict[str, Any] = {
         "methods": methods,
         "scales": scales,
@@ -92,11 +76,11 @@ def plot(
     place = check_folder(out, overwrite=overwrite)
     if isinstance(subject, Results) or Path(subject).is_file():
         held = "it" if isinstance(subject, Results) else Path(subject).name
-        for name, value in {**scalings, "heads": heads, "nats": nats, **source}.items():
+        for name, value in {**scalings, **source}.items():
             if value:
                 raise UsageError(f"{held} holds results, but `{name}` is for pictures of a model; drop it")
         results = subject if isinstance(subject, Results) else Results.from_json(read_object(Path(subject)))
-        pictures = curves(results, form)
+        pictures = curves(results)
     else:
         if (Path(subject) / RESULTS).is_file() and not (Path(subject) / CONFIG).exists():
             raise UsageError(f"{subject} holds results, not a model; give {Path(subject) / RESULTS}")
@@ -105,36 +89,30 @@ def plot(
         scalings["methods"] = methods or (("ntk",) if scales or dynamic else ())
         requests = trials(**scalings, train_length=source.get("train_length"))
         model = read(str(subject), requests, **source)
-        pictures = _rendered(_of_model(model, heads, NATS if nats is None else nats), form)
+        pictures = _rendered(_of_model(model))
     return write_files(place, pictures)
 
 
-def curves(results: Results, form: Format) -> dict[str, bytes]:
+def curves(results: Results) -> dict[str, bytes]:
     """File name -> content, for every model and task in the results, and for tasks of several models."""
-    return _rendered(_of_results(results), form)
+    return _rendered(_of_results(results))
 
 
-def _rendered(figures: Iterator[tuple[str, Figure]], form: Format) -> dict[str, bytes]:
+def _rendered(figures: Iterator[tuple[str, Figure]]) -> dict[str, bytes]:
     """File name -> content; a number is added to names that would otherwise be the same."""
     pictures: dict[str, bytes] = {}
     for name, figure in figures:
-        names = (
-            f"{name}-{number}.{form}" if number > 1 else f"{name}.{form}" for number in itertools.count(1)
-        )
-        pictures[next(each for each in names if each not in pictures)] = render(figure, form)
+        names = (f"{name}-{number}.png" if number > 1 else f"{name}.png" for number in itertools.count(1))
+        pictures[next(each for each in names if each not in pictures)] = render(figure)
     return pictures
 
 
-def _of_model(model: Positions, heads: Sequence[int] | None, nats: float) -> Iterator[tuple[str, Figure]]:
+def _of_model(model: Positions) -> Iterator[tuple[str, Figure]]:
     if model.rotary:
-        if heads is not None:
-            raise UsageError(f"`heads` is for ALiBi's bias, but {model.name} has rotary positions; drop it")
         yield "wavelengths", draw_wavelengths(model)
-        return
-    yield "slopes", draw_slopes(model)
-    yield "span", draw_span(model, nats)
-    for scaling, label in model.labels.items():
-        yield f"bias-{_slug(label)}", draw_bias(model, scaling, heads, nats)
+    else:
+        yield "slopes", draw_slopes(model)
+        yield "span", draw_span(model)
 
 
 def _of_results(results: Results) -> Iterator[tuple[str, Figure]]:

@@ -45,8 +45,6 @@ class Positions:
     scalings: Sequence[Scaling] = ()
     train_length: int | None = None
     """In tokens."""
-    decoder: bool = True
-    """Causal; an encoder's queries see keys on both sides."""
     rotary: bool = False
     bias_scale: float = 1.0
     """The factor on slope times distance; for Falcon, 1 / sqrt(head size)."""
@@ -115,7 +113,6 @@ def describe(model: Model, stored: Config, scalings: Sequence[Scaling]) -> Posit
         stock=model.stock(stored),
         scalings=[scaling for scaling in dict.fromkeys(scalings) if scaling.scaled],
         train_length=None if train_length is None else min(train_length, LONGEST),
-        decoder=model.decoder,
         rotary=model.positions == "rotary",
         bias_scale=model.bias_scale if isinstance(model, AlibiModel) else 1.0,
         scale=model.scaled,

@@ -14,9 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from PIL import Image
 
-Format = Literal["png", "svg"]
-FORMATS: tuple[Format, ...] = ("png", "svg")
-
 DPI, PALETTE = 150, 256
 MARGIN = 0.15
 """Inches around a picture."""
@@ -31,7 +28,6 @@ SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "grid.color": "0.9",
     "legend.frameon": False,
-    "svg.hashsalt": "ntk-convert",
 }
 """matplotlib's defaults and our changes, so that the user's matplotlibrc has no effect."""
 styled = matplotlib.rc_context(SETTINGS)
@@ -138,18 +134,15 @@ def legend(figure: Figure, axes: Axes, note: str | None = None) -> None:
 
 
 @styled
-def render(figure: Figure, form: Format = "png", dpi: int = DPI) -> bytes:
-    """The figure as a file; it holds no time or version, so the same figure gives the same bytes.
+def render(figure: Figure, dpi: int = DPI) -> bytes:
+    """The figure as a PNG; it holds no time or version, so the same figure gives the same bytes.
 
     It is as large as its content, so nothing is cut off. Its background is white, with a margin, so that it
-    can be read on dark pages. A PNG uses a palette, which has room for all colours of these pictures and
-    makes it a quarter of the size.
+    can be read on dark pages. A palette, which has room for all colours of these pictures, makes it a quarter
+    of the size.
     """
     stream = io.BytesIO()
     whole: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": MARGIN}
-    if form == "svg":
-        figure.savefig(stream, format="svg", metadata={"Creator": None, "Date": None}, **whole)
-        return stream.getvalue()
     figure.savefig(stream, format="png", dpi=dpi, pil_kwargs={"compress_level": 0}, **whole)
     small = io.BytesIO()
     Image.open(stream).convert("RGB").quantize(PALETTE).save(small, format="png", dpi=(dpi, dpi))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from converter import validation
 from converter.config import PROVENANCE
 from converter.errors import SourceError, ValidationError
-from converter.exports.onnx.files import REPORT, graphs_in
 from converter.model.model import Model
+from converter.onnx.files import REPORT, graphs_in
 from converter.result import manifest
 from converter.result.converted import CONVERT_FIRST, code_names, open_converted
 from converter.source.source import CONFIG

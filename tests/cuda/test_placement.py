@@ -18,7 +18,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from converter.exports.onnx.choices import Profile
+from converter.onnx.options import Profile
 from tests import tiny
 from tests.cuda import place
 from tests.onnx_graphs import converted_copy, edit, exported

@@ -1,1 +1,0 @@
-"""ONNX graphs of converted repositories: another engine runs what ``convert`` wrote."""

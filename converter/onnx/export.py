@@ -1,0 +1,280 @@
+"""The export, from top to bottom: graphs are built, validated and only then put in place."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converter.bytesize import bytes_text
+from converter.errors import OutputError, SourceError, ValidationError
+from converter.families.family import TASKS
+from converter.interrupts import held
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
+from converter.onnx.card import TITLE, section
+from converter.onnx.files import (
+    BYTES,
+    FLOAT32_GRAPH,
+    GENAI,
+    GRAPH,
+    REPORT,
+    STANDALONE,
+    STORED,
+    graphs_in,
+    in_one_file,
+    served_by_genai,
+    standalone_graph,
+)
+from converter.onnx.options import INTEGER, OnnxOptions
+from converter.onnx.requirements import check_installed, for_task, graph_pooling
+from converter.result import manifest
+from converter.result.card import with_section
+from converter.result.converted import open_converted
+from converter.result.staging import check_space, workspace
+from converter.source.sentence_transformers import Pooling
+from converter.source.source import CARD
+from converter.weights.files import sha256
+
+if TYPE_CHECKING:
+    from converter.onnx.describe import Description
+    from converter.onnx.report import ValidationReport
+
+DEFAULT = OnnxOptions()
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was exported."""
+
+    path: Path
+    """The repository, absolute."""
+    files: dict[str, int]
+    """File, relative to it -> bytes."""
+    report: ValidationReport | None
+    """None without validation."""
+    replaced: Mapping[str, str]
+    """Graph -> dtype of the one that it replaced, if that is another."""
+    seconds: float
+    note: str | None = None
+    """What onnxruntime-genai lacks; None if it has all."""
+
+    def summary(self) -> str:
+        """What was written and what validation found, for people."""
+        lines = [f"{name}  {bytes_text(size)}" for name, size in self.files.items()]
+        lines += [f"{name} replaces a graph in {dtype}" for name, dtype in self.replaced.items()]
+        lines += [self.report.summary() if self.report else "not validated"]
+        lines += [f"note: {self.note}"] * (self.note is not None)
+        return "\n".join([*lines, f"in {self.seconds:.1f} s"])
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as JSON."""
+        return {
+            "path": str(self.path),
+            "files": self.files,
+            "replaced": dict(self.replaced),
+            "validation": self.report.to_json() if self.report else None,
+            "seconds": round(self.seconds, 3),
+            "note": self.note,
+        }
+
+
+def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool = False) -> ExportResult:
+    """Writes an ONNX graph of a converted repository into it, validated under onnxruntime.
+
+    Unless it is standalone, the graph points to the weights where they are and does not copy them; if they
+    have half precision, there is a second graph, ``model_fp32.onnx``, which computes in float32, for CPUs.
+    With the profile ``ort``, a ``genai_config.json`` lets onnxruntime-genai serve a causal language model.
+
+    Args:
+        folder: a repository that ``convert`` wrote.
+        options: what graph to write.
+        progress: draw progress bars on stderr.
+
+    Raises:
+        MissingPackage: onnx, onnx-ir or onnxruntime is not installed.
+        SourceError: not a converted repository, or a damaged one.
+        UnsupportedModel: a family or class that has no graph, or no weights for the task.
+        UsageError: logits of last tokens are asked for, of a model that is not a language model.
+        OutputError: there is a graph of the same name that this tool did not write.
+        ValidationError: the graph is wrong; nothing was put in place.
+        ProviderError: the execution provider is not available.
+    """
+    check_installed(options)
+    return write(open_converted(Path(folder)), options, progress=progress)
+
+
+def write(model: Model, options: OnnxOptions, *, progress: bool = False) -> ExportResult:
+    """Writes an ONNX graph of a converted repository; see ``export``."""
+    started = time.monotonic()
+    repository = for_task(model, options.computes, last_logits=options.last_logits)
+    pooling = graph_pooling(repository.source, options.pooling) if options.pooled else None
+    check_no_links(repository, options)
+    folder, report, obsolete = repository.folder, None, []
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {folder}; export a copy of it")
+    with workspace(folder / STANDALONE) as work:
+        graphs = write_graphs(repository, options, pooling, work, progress=progress)
+        names = [*graphs, *(f"{name}_data" for name in graphs if (work / f"{name}_data").exists())]
+        before = check_others(folder, names)
+        # An older graph of this name may have had its weights beside it.
+        obsolete += [f"{name}_data" for name in graphs if options.copies_weights]
+        if options.validate:
+            from converter.onnx.comparison import run
+
+            report = run(
+                repository, {name: work / name for name in graphs}, options.provider, progress=progress
+            )
+            if report.failure:
+                # With 8 bits for activations, too, outliers among them leave too few for the others.
+                instead = "; `OnnxOptions.dtype` int8 does not round activations" * (options.dtype == INTEGER)
+                raise ValidationError(f"{report.failure}; no graph was written{instead}")
+        served, note = options.profile == "ort" and repository.has_cache, None
+        if served:
+            from converter.onnx.genai import NEVER_ENDS, genai_config
+
+            # Of two graphs, the second one computes in float32, for CPUs.
+            config = genai_config(repository, file_name=[*graphs][-1])
+            note = None if "eos_token_id" in config["model"] else NEVER_ENDS
+            (work / GENAI).write_text(as_json(config), encoding="utf-8")
+            names.append(GENAI)
+        elif served_by_genai(folder) in graphs:
+            obsolete.append(GENAI)
+        if report is not None:
+            (work / REPORT).write_text(as_json(report.to_json()), encoding="utf-8")
+            names.append(REPORT)
+        else:
+            obsolete.append(REPORT)  # it is about a graph that is replaced now
+        others = {name: made for name, made in before.items() if name not in graphs}
+        about = section({**graphs, **others}, report, served)
+        put_in_place(folder, work, names, set(obsolete).difference(names), about)
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    replaced = {
+        name: before[name].dtype
+        for name, graph in graphs.items()
+        if name in before and before[name].dtype != graph.dtype
+    }
+    return ExportResult(folder.resolve(), sizes, report, replaced, time.monotonic() - started, note)
+
+
+def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> None:
+    """Moves finished files into a repository, last to first: a file comes before those that it needs.
+
+    ``obsolete`` files are removed, and ``about`` becomes the card's section. A signal does not stop it: it is
+    the last step, and takes no time.
+    """
+    digests = {name: sha256(work / name) for name in names if name != REPORT}
+    moved = list(reversed(names))
+    # A card in the Hub's cache is a link to a file that others share, so it is replaced and not written to.
+    if (folder / CARD).is_file():
+        text = (folder / CARD).read_text(encoding="utf-8", errors="surrogateescape")
+        text = with_section(text, TITLE, about)
+        (work / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
+        moved.append(CARD)
+    with held():
+        for name in moved:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (work / name).replace(folder / name)
+        for name in obsolete:
+            (folder / name).unlink(missing_ok=True)
+        manifest.update(folder, digests)
+
+
+def write_graphs(
+    repository: AlibiModel,
+    options: OnnxOptions,
+    pooling: Pooling | None,
+    work: Path,
+    *,
+    progress: bool,
+) -> dict[str, Description]:
+    """Writes the graphs into a folder, under the names that they will have in the repository."""
+    from converter.onnx.build import build_graph
+    from converter.onnx.describe import Description
+
+    dtype = options.dtype
+    if dtype == "native":
+        stored = repository.checkpoint.dtypes[0]
+        if stored not in STORED:
+            raise SourceError(f"the weights are {stored}; graphs are built over {', '.join(STORED)}")
+        dtype = STORED[stored]
+    description = Description(
+        profile=options.profile,
+        dtype=dtype,
+        task=TASKS.get(repository.head),
+        last_logits=options.last_logits,
+        pooling=pooling,
+        standalone=options.copies_weights,
+        calibrated=bool(options.calibrate),
+        alibi_scaling=repository.config.get("alibi_scaling"),
+    )
+    if not options.copies_weights:
+        graphs = {GRAPH: description}
+        if dtype != "fp32":
+            graphs[FLOAT32_GRAPH] = replace(description, dtype="fp32")
+        for name, each in graphs.items():
+            build_graph(repository, each).save(work / name, each.metadata)
+        return graphs
+
+    elements = repository.checkpoint.parameters or 0
+    check_space(
+        work, elements * BYTES[dtype], "the graph's own weights need", "leave out `OnnxOptions.standalone`"
+    )
+    name = standalone_graph(dtype)
+    (work / name).parent.mkdir()
+    calibrated: Mapping[str, Path] = {}
+    if options.calibrate:
+        from converter.onnx.calibrate import calibrate
+
+        scales = "float16" if description.computes_in == "fp16" else "float32"
+        calibrated = calibrate(repository, options.calibrate, work, scales, progress=progress)
+    build_graph(repository, description, calibrated=calibrated).save(
+        work / name,
+        description.metadata,
+        copy_weights=True,
+        one_file=in_one_file(elements, dtype, cached=repository.has_cache),
+        progress=progress,
+    )
+    return {name: description}
+
+
+def as_json(content: Any) -> str:
+    """JSON as it is written to a file."""
+    return json.dumps(content, indent=2) + "\n"
+
+
+def check_others(folder: Path, names: Iterable[str]) -> dict[str, Description]:
+    """This tool's graphs that are there before files of these names are written.
+
+    Raises ``OutputError`` for a graph of such a name that this tool did not write.
+    """
+    from converter.onnx.describe import read_graph
+
+    before = {}
+    for name, path in graphs_in(folder).items():
+        found = read_graph(path)
+        if found is not None:
+            before[name] = found[1]
+        elif name in names:
+            raise OutputError(f"{path} was not written by ntk-convert; move it away first")
+    return before
+
+
+def check_no_links(repository: AlibiModel, options: OnnxOptions) -> None:
+    """Raises ``OutputError`` for links: onnxruntime follows none to weights, and their files are others'."""
+    if options.copies_weights:
+        if (repository.folder / STANDALONE).is_symlink():
+            raise OutputError(
+                f"{repository.folder / STANDALONE} is a link to another folder; remove it first"
+            )
+        return
+    for name in repository.checkpoint.files:
+        if (repository.folder / name).is_symlink():
+            raise OutputError(
+                f"{name} is a link, as in the Hub's cache, and onnxruntime refuses weights outside the "
+                "graph's folder; export a copy of the repository, or give `OnnxOptions.standalone`"
+            )

@@ -1,0 +1,139 @@
+"""What an ONNX graph needs: packages, and a model that a graph can be built of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from converter.config import Config, is_integer
+from converter.errors import MissingPackage, UnsupportedModel, UsageError
+from converter.families import Family
+from converter.families.family import TASKS
+from converter.model.alibi import AlibiModel
+from converter.model.model import Model
+from converter.onnx.options import BACKBONE, OnnxOptions
+from converter.source.keys import check_vectors
+from converter.source.sentence_transformers import MODULES, Pooling, read_pooling
+from converter.source.source import Source
+
+if TYPE_CHECKING:
+    from converter.plan import Plan
+
+PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
+OPTIMUM = "optimum-cli export onnx --model DIR"
+INSTEAD = "leave out `pooled`, and pool the hidden states in your own program"
+
+
+def check_installed(options: OnnxOptions | None = None) -> None:
+    """Raises ``MissingPackage``, or ``ProviderError`` for a provider of the options that is not there."""
+    from importlib.util import find_spec
+
+    missing = [name.replace("_", "-") for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise MissingPackage(
+            f"ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)} (for CUDA, onnxruntime-gpu "
+            "in place of onnxruntime)"
+        )
+    if options is not None and options.provider is not None and options.validate:
+        from converter.onnx.session import check_available
+
+        check_available(options.provider)
+
+
+def check(plan: Plan, options: OnnxOptions) -> None:
+    """Checks that ``export`` can write such a graph of a planned conversion, before hours of work.
+
+    Raises what ``class_for`` and ``graph_pooling`` raise.
+    """
+    model = check_alibi(plan.model, plan.config)
+    class_for(options.computes, model.family, plan.config, last_logits=options.last_logits)
+    if options.pooled:
+        graph_pooling(plan.model.source, options.pooling)
+
+
+def check_alibi(model: Model, config: Config) -> AlibiModel:
+    """The model, whose result has ``config``; ``UnsupportedModel`` if no graph can be built of that."""
+    if not isinstance(model, AlibiModel):
+        raise UnsupportedModel(
+            f"ONNX graphs are written for ALiBi models only, and {model.model_type!r} is rotary; convert it "
+            f"without `onnx`, with `scale` (tracing would freeze a dynamic scaling), and export it: {OPTIMUM}"
+        )
+    named = config.get("architectures") or []
+    if len(named) != 1:
+        raise UnsupportedModel(f"architectures is {json.dumps(named)}; a graph is built of one class")
+    return model
+
+
+def for_task(model: Model, task: str | None, *, last_logits: bool = False) -> AlibiModel:
+    """The model as a graph sees it: its config names the class that computes the task."""
+    checked = check_alibi(model, model.config)
+    named = class_for(task, checked.family, model.config, last_logits=last_logits)
+    config = {**model.config, "architectures": [named]}
+    source_config = {**model.source_config, "architectures": [checked.family.classes[named]]}
+    return replace(checked, config=config, source_config=source_config)
+
+
+def class_for(task: str | None, family: Family, config: Config, *, last_logits: bool = False) -> str:
+    """The class of a converted model that computes a task; the config's own for None.
+
+    A checkpoint stores the tensors of its own class, which verification checks. Those of the backbone are
+    among them; any other head would have random weights.
+
+    Raises ``UnsupportedModel`` without tensors for the task, or for a classifier that cannot find the end of
+    a row; ``UsageError`` for logits of last tokens of what is not a language model.
+    """
+    own: str = config["architectures"][0]
+    start = f"Ntk{family.camel}"
+    heads = [own.removeprefix(start), "Model"]
+    classes = {TASKS[head]: f"{start}{head}" for head in heads if head in TASKS}
+    if task is not None and task not in classes:
+        raise UnsupportedModel(
+            f"`OnnxOptions.task` {task} needs weights that this checkpoint ({own}) does not have; choose "
+            f"{' or '.join(classes)}"
+        )
+    named = own if task is None else classes[task]
+    if task is None and family.kind == "decoder" and named == f"{start}Model":
+        original = json.dumps([family.language_model.removeprefix("Ntk")])
+        raise UnsupportedModel(
+            f"architectures names a model without a head ({own}); for a graph of its hidden states give "
+            f"`OnnxOptions.task` {BACKBONE}; if it is a language model whose head is the embedding table, "
+            f"convert the source with `overrides` 'architectures={original}'"
+        )
+    classifies = family.kind == "decoder" and named == f"{start}ForSequenceClassification"
+    if classifies and not is_integer(config.get("pad_token_id")):
+        raise UnsupportedModel(
+            "config.json has no pad_token_id, by which a classifier finds the last token of a row; convert "
+            "the source with `overrides` pad_token_id=N"
+        )
+    if last_logits and not has_cache(named, family):
+        raise UsageError(f"`last_logits` is for language models, and {named} is not one; leave it out")
+    return named
+
+
+def has_cache(named: str, family: Family) -> bool:
+    """Whether a graph of the class ``named`` has a cache."""
+    return family.kind == "decoder" and named == family.language_model
+
+
+def graph_pooling(source: Source, given: str | None) -> Pooling:
+    """How the graph of a repository makes one vector of a text: as its files say, or else as was given.
+
+    Raises what ``read_pooling`` and ``check_vectors`` raise, ``UnsupportedModel`` without
+    both poolings, and ``UsageError`` for both.
+    """
+    try:
+        found = read_pooling(source)
+        check_vectors(source)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"`pooled`: {error}; {INSTEAD}") from error
+    if given is not None:
+        if found is not None:
+            raise UsageError(f"`pooling` {given}: {MODULES} says how to pool already ({found}); leave it out")
+        return Pooling((given,), normalised=False)
+    if found is None:
+        raise UnsupportedModel(
+            f"`pooled`: the repository has no {MODULES} of sentence-transformers, which says how to pool; "
+            "add `pooling` mean (of all tokens, the usual one) or cls (the first token)"
+        )
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from converter.scaling.request import TrainLength
 from converter.source.open import open_folder
 from converter.source.tokenizer import Tokenizer
 from tests import tiny
-from tests.conftest import MakeSource, edit_json, fingerprint
+from tests.conftest import MakeSource, Pristine, Refused, RunCli, edit_json, fingerprint
 from tests.versions.environments import SUPPORTED
 
 ROOT = Path(__file__).parent.parent
@@ -251,7 +250,7 @@ CARDS: list[tuple[bytes | None, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def converted(pristine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def converted(pristine: Pristine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A converted repository; do not change it."""
     place = tmp_path_factory.mktemp("repository") / "out"
     return convert(pristine("bloom"), place, scale=2, verify=False).path
@@ -285,7 +284,7 @@ def test_what_of_the_source_s_card_is_kept(
 
 
 def test_the_base_model_of_a_local_source(
-    make_source: MakeSource, run: Callable[..., Any], refused: Callable[..., str], tmp_path: Path
+    make_source: MakeSource, run: RunCli, refused: Refused, tmp_path: Path
 ) -> None:
     source = make_source()
     (source / "README.md").write_text("---\nbase_model: someone/parent\n---\n")

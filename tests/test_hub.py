@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import Run, edit_json, into_a_subfolder
+from tests.conftest import Pristine, Run, edit_json, into_a_subfolder
 from tests.hub_server import (
     IMPATIENT,
     TOKEN,
@@ -36,8 +36,6 @@ CONVERT = (ID, "--scale", "2", "--out", "out", "--no-verify", "--json")
 PUSH = ("--push-to-hub", "org/new")
 DOWN = "http://127.0.0.1:9"
 """Nobody listens on that port."""
-
-Pristine = Callable[..., Path]
 
 
 def refused(run: Run, work: Path, *parts: str, code: int = 1) -> None:

@@ -26,7 +26,7 @@ from converter import ConversionResult, convert
 from converter.source.sentence_transformers import nested_files
 from converter.source.source import Source
 from converter.source.tokenizer import KNOWN, TEMPLATE
-from tests.conftest import MakeSource, Run, edit_json
+from tests.conftest import MakeSource, RunCli, edit_json
 
 ROOT = Path(__file__).parent.parent
 CORPUS = [
@@ -348,7 +348,7 @@ def test_round_trips(name: str, load: Callable[..., Any], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("name", "prefix"), [("baichuan", ""), ("replit", "org/model--")])
 def test_only_the_class_and_the_limit_are_rewritten(
-    name: str, prefix: str, make_tokenizer: MakeTokenizer, run: Callable[..., Run], tmp_path: Path
+    name: str, prefix: str, make_tokenizer: MakeTokenizer, run: RunCli, tmp_path: Path
 ) -> None:
     kind = KINDS[name]
     mapped = {"AutoTokenizer": [f"{prefix}{kind.module}.{kind.original}", None]}
@@ -407,7 +407,7 @@ def test_a_class_that_stays_with_its_source(
     parts: list[str],
     make_source: MakeSource,
     models: dict[str, bytes],
-    run: Callable[..., Run],
+    run: RunCli,
     tmp_path: Path,
 ) -> None:
     source = make_source(family)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -26,26 +25,23 @@ from converter.source.open import open_folder
 from converter.source.tokenizer import Tokenizer
 from tests import tiny
 from tests.conftest import MakeSource, Pristine, Refused, RunCli, edit_json, fingerprint
+from tests.patched import config_of
 from tests.versions.environments import SUPPORTED
 
 ROOT = Path(__file__).parent.parent
 
 
-def read(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-
-
 def quick(source: Path, out: Path, **options: Any) -> dict[str, Any]:
     """The config of ``source``, converted without verification."""
     convert(source, out, verify=False, **({"scale": 2.0} | options))
-    return read(out)
+    return config_of(out)
 
 
 @pytest.mark.parametrize("family", tiny.STOCK)
 def test_config(make_source: MakeSource, tmp_path: Path, family: str) -> None:
     source = make_source(family, {"my_own_key": {"x": [1, None]}, "auto_map": {"AutoConfig": "old.Old"}})
     before = fingerprint(source)
-    config, original = quick(source, tmp_path / "out", train_length=64), read(source)
+    config, original = quick(source, tmp_path / "out", train_length=64), config_of(source)
     camel = tiny.FAMILY[family].camel
     assert config["model_type"] == f"ntk_{family}"
     assert config["architectures"] == [f"Ntk{camel}ForCausalLM"]

@@ -230,8 +230,6 @@ def resolved(hub: HubServer) -> list[Request]:
     return [request for request in hub.requests if "/resolve/" in request.path]
 
 
-
-
 # One commit
 
 

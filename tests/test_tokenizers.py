@@ -298,22 +298,6 @@ def test_baichuan_starts_and_ends_as_asked(
     assert other.add_bos_token is bool(start)
 
 
-@pytest.mark.parametrize(("name", "side"), [("baichuan", "right"), ("baichuan", "left"), ("replit", "right")])
-def test_padding(name: str, side: str, load: Callable[..., Any], models: dict[str, bytes]) -> None:
-    settings = {"padding_side": side} if side == "left" else {}
-    tokenizer, model = load(name, settings), processor(name, models)
-    pad = model.piece_to_id(KINDS[name].special["pad_token"])
-    assert (tokenizer.padding_side, tokenizer.pad_token_id) == (side, pad)
-    rows = [model.encode(text) for text in ("a", "a few words")]
-    fill, ones = [pad] * (len(rows[1]) - len(rows[0])), [1] * len(rows[0])
-    zeros = [0] * len(fill)
-    batch = tokenizer(["a", "a few words"], padding=True, return_tensors="pt")
-    left = side == "left"
-    assert batch["input_ids"].tolist() == [fill + rows[0] if left else rows[0] + fill, rows[1]]
-    assert batch["attention_mask"].tolist() == [zeros + ones if left else ones + zeros, [1] * len(rows[1])]
-    assert set(batch) == {"input_ids", "attention_mask"}
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_round_trips(name: str, load: Callable[..., Any], tmp_path: Path) -> None:
     """The tokenizer stays the same when it is saved and loaded, pickled or copied."""

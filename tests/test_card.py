@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from converter import convert
 from converter.result.card import with_place
 from tests import forks, tiny
-from tests.conftest import Run, edit_json
+from tests.conftest import RunCli, edit_json
 from tests.runners import LAYERS
 from tests.test_sentence_transformers import source as sentence_encoder
 from tests.tiny import rotary as tiny_rotary
@@ -102,7 +102,7 @@ COMMAND = re.compile(r"^ *(?:`|)ntk-convert (.*?)`?\.?$", re.MULTILINE)
 
 @pytest.mark.parametrize("modules", [True, False])
 def test_the_commands_of_an_encoder_s_card_run(
-    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: bool
+    run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: bool
 ) -> None:
     """The export stands in the folder itself, and the conversion beside its source."""
     source = sentence_encoder(tmp_path / "source")
@@ -199,16 +199,3 @@ def test_vllm(tmp_path: Path, family: str, head: Any, options: dict[str, Any], s
     there = with_place(card, "me/long", "8k")
     assert "./out" not in there.partition("## How it was made")[0]
     assert ("vllm serve me/long --revision 8k --max-model-len" in there) == ("vllm serve ./out" in card)
-
-
-def test_the_examples_of_our_cards_name_another_place(pristine: Callable[..., Path], tmp_path: Path) -> None:
-    """Other text of the card is not changed, and a card that is not ours is not touched."""
-    convert(pristine("bloom"), tmp_path / "out", scale=2, verify=False)
-    card = (tmp_path / "out/README.md").read_text() + '\r\nMine: `load("./out")`, [a link](./out)\n'
-    there = with_place(card, "ada/x", "ntk")
-    assert '\r\nMine: `load("ada/x", revision="ntk")`, [a link](./out)\n' in there
-    assert "--out ./out --no-verify" in there
-    for name in ("AutoTokenizer", "AutoModelForCausalLM"):
-        assert f'{name}.from_pretrained("ada/x", revision="ntk", trust_remote_code=True)\n' in there
-    mine = '# Mine\n\nmodel = AutoModel.from_pretrained("./out")\n'
-    assert with_place(mine, "ada/x") == mine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from safetensors import safe_open
 
 from converter.errors import SourceError
 from converter.source.checkpoint import read_checkpoint, read_header
+from tests.conftest import MakeSource, Pristine
 
 FLOATS = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 
@@ -24,9 +24,7 @@ def write_safetensors(path: Path, header: Any, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_names_shapes_and_types_are_those_of_the_library(
-    pristine: Callable[..., Path], sharded: bool
-) -> None:
+def test_names_shapes_and_types_are_those_of_the_library(pristine: Pristine, sharded: bool) -> None:
     folder = pristine("bloom", sharded=sharded)
     checkpoint = read_checkpoint(folder)
     assert checkpoint.format == "safetensors"
@@ -43,7 +41,7 @@ def test_names_shapes_and_types_are_those_of_the_library(
     assert checkpoint.parameters == 28640
 
 
-def test_bin_files_are_listed_and_not_read(pristine: Callable[..., Path]) -> None:
+def test_bin_files_are_listed_and_not_read(pristine: Pristine) -> None:
     folder = pristine("bloom", fmt="bin", sharded=True)
     checkpoint = read_checkpoint(folder)
     assert checkpoint.format == "bin"
@@ -52,7 +50,7 @@ def test_bin_files_are_listed_and_not_read(pristine: Callable[..., Path]) -> Non
     assert checkpoint.weight_map["lm_head.weight"] in checkpoint.files
 
 
-def test_safetensors_win_over_bin(make_source: Callable[..., Path]) -> None:
+def test_safetensors_win_over_bin(make_source: MakeSource) -> None:
     folder = make_source()
     (folder / "pytorch_model.bin").write_bytes(b"never read")
     assert list(read_checkpoint(folder).files) == ["model.safetensors"]

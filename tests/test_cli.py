@@ -18,7 +18,7 @@ import pytest
 import converter
 from converter import ConversionResult, Inspection, convert, inspect
 from converter.cli import cli
-from tests.conftest import MakeSource, Pristine, RunCli, fingerprint
+from tests.conftest import MakeSource, Pristine, Refused, RunCli, fingerprint
 from tests.patched import CHECKED
 
 ROOT = Path(__file__).parent.parent
@@ -422,7 +422,7 @@ def test_the_streams_limits_and_language_of_a_shell(
 )
 def test_a_failed_write_names_the_output(
     pristine: Pristine,
-    refused: Callable[..., str],
+    refused: Refused,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     number: int,
@@ -440,7 +440,7 @@ def test_a_failed_write_names_the_output(
 
 
 def test_a_current_folder_that_was_removed(
-    pristine: Pristine, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pristine: Pristine, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Pristine
 from tests.hub_server import TOKEN, Account, Command, HubServer, refused
 
 SOURCE, ID = "org/tiny-bloom", "ada/bloom-ntk"
 
 
 @pytest.fixture
-def job(pristine: Callable[..., Path], hub: HubServer, command: Command, work: Path) -> Iterator[Command]:
+def job(pristine: Pristine, hub: HubServer, command: Command, work: Path) -> Iterator[Command]:
     """``job(*words, **environment)``: the script, as a process that uses ``hub``."""
     hub.accounts[TOKEN] = Account("ada")
     hub.commit(SOURCE, pristine("bloom"))

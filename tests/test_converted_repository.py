@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +23,24 @@ from converter.result.converted import open_converted
 from converter.source.open import open_folder
 from converter.source.tokenizer import Tokenizer
 from tests import tiny
-from tests.conftest import MakeSource, edit_json, fingerprint
+from tests.conftest import MakeSource, Pristine, Refused, RunCli, edit_json, fingerprint
+from tests.patched import config_of
 from tests.versions.environments import SUPPORTED
 
 ROOT = Path(__file__).parent.parent
 
 
-def read(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-
-
 def quick(source: Path, out: Path, **options: Any) -> dict[str, Any]:
     """The config of ``source``, converted without verification."""
     convert(source, out, verify=False, **({"scale": 2.0} | options))
-    return read(out)
+    return config_of(out)
 
 
 @pytest.mark.parametrize("family", tiny.STOCK)
 def test_config(make_source: MakeSource, tmp_path: Path, family: str) -> None:
     source = make_source(family, {"my_own_key": {"x": [1, None]}, "auto_map": {"AutoConfig": "old.Old"}})
     before = fingerprint(source)
-    config, original = quick(source, tmp_path / "out", train_length=64), read(source)
+    config, original = quick(source, tmp_path / "out", train_length=64), config_of(source)
     camel = tiny.FAMILY[family].camel
     assert config["model_type"] == f"ntk_{family}"
     assert config["architectures"] == [f"Ntk{camel}ForCausalLM"]
@@ -250,7 +245,7 @@ CARDS: list[tuple[bytes | None, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def converted(pristine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def converted(pristine: Pristine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A converted repository; do not change it."""
     place = tmp_path_factory.mktemp("repository") / "out"
     return convert(pristine("bloom"), place, scale=2, verify=False).path
@@ -284,7 +279,7 @@ def test_what_of_the_source_s_card_is_kept(
 
 
 def test_the_base_model_of_a_local_source(
-    make_source: MakeSource, run: Callable[..., Any], refused: Callable[..., str], tmp_path: Path
+    make_source: MakeSource, run: RunCli, refused: Refused, tmp_path: Path
 ) -> None:
     source = make_source()
     (source / "README.md").write_text("---\nbase_model: someone/parent\n---\n")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from converter import supported
 from converter.families import FAMILIES, recognise
 from converter.rotary.models import MODELS
 from tests import tiny
-from tests.conftest import Run
+from tests.conftest import Refused, RunCli
 
 
-def test_everything_is_listed(run: Callable[..., Run]) -> None:
+def test_everything_is_listed(run: RunCli) -> None:
     entries = run("families", "--json").json["families"]
     assert [entry["name"] for entry in entries[:-1]] == [
         *(family.name for family in FAMILIES if family.kind == "decoder"),
@@ -49,7 +48,7 @@ def test_trained_lengths() -> None:
             assert known.setdefault(name, length) == length
 
 
-def test_a_part_of_a_name(run: Callable[..., Run]) -> None:
+def test_a_part_of_a_name(run: RunCli) -> None:
     [entry] = run("families", "JINA-reranker", "--json").json["families"]
     assert entry["name"] == "jina_bert"
     [group] = entry["checkpoints"]
@@ -62,7 +61,7 @@ def test_a_part_of_a_name(run: Callable[..., Run]) -> None:
     assert "Refact-1.6B" in run("families", "refact", "--markdown").out
 
 
-def test_no_such_name(refused: Callable[..., str]) -> None:
+def test_no_such_name(refused: Refused) -> None:
     assert "no family or known checkpoint is called 'gpt2-xl'" in refused("families", "gpt2-xl", code=2)
 
 

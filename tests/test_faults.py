@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import Pristine, Refused
 from tests.faults import FAULTS, KINDS, Trial, contents, scattered
 
 PUBLISHING = 12
@@ -107,10 +107,7 @@ def test_two_command_lines_at_once(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_folder_that_cannot_be_written(
-    pristine: Callable[..., Path],
-    refused: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pristine: Pristine, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     line = refused(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out")

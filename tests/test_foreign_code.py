@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from converter.onnx.export import export
 from converter.onnx.options import OnnxOptions
-from tests.conftest import Run
+from tests.conftest import Refused, RunCli
 from tests.foreign_code import REFUSED, UNSEEN
 from tests.onnx_graphs import Make
 
@@ -30,7 +29,7 @@ def folder(repository: Make) -> Path:
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_other_code_is_refused_and_not_run(
-    folder: Path, run: Callable[..., Run], refused: Callable[..., str], trace: Path, kind: str
+    folder: Path, run: RunCli, refused: Refused, trace: Path, kind: str
 ) -> None:
     plant, part = REFUSED[kind]
     plant(folder, f"open({str(trace)!r}, 'w')")
@@ -42,7 +41,7 @@ def test_other_code_is_refused_and_not_run(
 
 
 def test_an_adapter_has_to_be_merged_for_every_command(
-    folder: Path, refused: Callable[..., str], tmp_path: Path
+    folder: Path, refused: Refused, tmp_path: Path
 ) -> None:
     """Some of them would apply it, under the name of the model without it."""
     (folder / "adapter_config.json").write_text("{}")
@@ -59,7 +58,7 @@ def test_an_adapter_has_to_be_merged_for_every_command(
 
 @pytest.mark.parametrize("kind", UNSEEN)
 def test_code_that_takes_the_place_of_a_file_is_not_run(
-    folder: Path, run: Callable[..., Run], trace: Path, kind: str
+    folder: Path, run: RunCli, trace: Path, kind: str
 ) -> None:
     UNSEEN[kind](folder, f"open({str(trace)!r}, 'w')")
     for command in ("export", "validate", "inspect"):

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from converter.plan import decide, write
 from converter.result.card import read_origin
 from converter.source.checkpoint import parse_header, weight_files
 from converter.source.jsonfile import parse_object
-from tests.conftest import MakeSource, RunCli
+from tests.conftest import MakeSource, Refused, RunCli
 from tests.hostile import sources
 from tests.hostile.outcomes import outcomes
 from tests.onnx_graphs import with_modules
@@ -118,7 +117,7 @@ def link(path: Path, target: str | Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in sources.SIX if name != "model.safetensors"])
 def test_a_link_out_of_the_source(
-    name: str, make_source: MakeSource, refused: Callable[..., str], tmp_path: Path
+    name: str, make_source: MakeSource, refused: Refused, tmp_path: Path
 ) -> None:
     folder = make_source()
     (folder / name).touch()
@@ -227,7 +226,7 @@ def test_names_that_cannot_be_printed(
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"a\nerror: forged\x1b[2J"])
 def test_an_out_that_cannot_be_printed(
-    name: bytes, make_source: MakeSource, refused: Callable[..., str], tmp_path: Path
+    name: bytes, make_source: MakeSource, refused: Refused, tmp_path: Path
 ) -> None:
     """The folder itself, or one that it is in; it would be printed, and stand in the card."""
     source, place = make_source(), tmp_path / os.fsdecode(name)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import Run, edit_json, into_a_subfolder
+from tests.conftest import Pristine, Run, edit_json, into_a_subfolder
 from tests.hub_server import (
     IMPATIENT,
     TOKEN,
@@ -36,8 +36,6 @@ CONVERT = (ID, "--scale", "2", "--out", "out", "--no-verify", "--json")
 PUSH = ("--push-to-hub", "org/new")
 DOWN = "http://127.0.0.1:9"
 """Nobody listens on that port."""
-
-Pristine = Callable[..., Path]
 
 
 def refused(run: Run, work: Path, *parts: str, code: int = 1) -> None:
@@ -230,25 +228,6 @@ def test_only_what_is_needed_is_asked_for(
 
 def resolved(hub: HubServer) -> list[Request]:
     return [request for request in hub.requests if "/resolve/" in request.path]
-
-
-@pytest.mark.slow
-def test_an_id_is_measured_as_its_folder(
-    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
-) -> None:
-    source = tmp_path / "tiny-bloom"
-    shutil.copytree(pristine("bloom"), source)
-    (source / "modeling_own.py").write_text("raise SystemExit('run')")
-    commit = hub.commit(ID, source)
-    (work / "cases.jsonl").write_text(json.dumps({"prompt": "w5 w6 w7", "answer": "w8"}) + "\n")
-    words = ("--tasks", "prompts", "--prompts", "cases.jsonl", "--lengths", "64", "--json")
-    found = [command("eval", model, *words) for model in (ID, source)]
-    assert [each.code for each in found] == [0, 0], found[0].err
-    [(name, about)] = found[0].json["models"].items()
-    assert (name, about["commit"]) == (ID, commit)
-    assert "modeling_own.py" not in hub.downloads()
-    by_id, by_folder = (each.json["measurements"][0]["scores"] for each in found)
-    assert by_id == by_folder
 
 
 # One commit

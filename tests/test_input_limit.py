@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from converter import convert
 from tests import tiny
-from tests.conftest import Run, edit_json, fingerprint
+from tests.conftest import Pristine, RunCli, edit_json, fingerprint
 from tests.tiny.rotary import rotary
 
 SENTENCE, TOKENIZER = "sentence_bert_config.json", "tokenizer_config.json"
@@ -90,7 +89,7 @@ OUTCOMES: dict[str, tuple[str, Limits, dict[str, Any], Limits, int | None]] = {
 
 
 @pytest.mark.parametrize("case", OUTCOMES)
-def test_the_input_limit(tmp_path: Path, case: str, run: Callable[..., Run]) -> None:
+def test_the_input_limit(tmp_path: Path, case: str, run: RunCli) -> None:
     name, before, options, after, limit = OUTCOMES[case]
     folder = source(tmp_path / "source", name, *before)
     notes, files, differ = converted(folder, tmp_path, **options)
@@ -120,7 +119,7 @@ def test_the_input_limit(tmp_path: Path, case: str, run: Callable[..., Run]) -> 
     [("bloom", "100", "is none"), ("llama", "100", "is none"), ("jina_bert", "0", "out of range")],
 )
 def test_a_limit_that_cannot_be(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path, name: str, value: str, error: str
+    pristine: Pristine, run: RunCli, tmp_path: Path, name: str, value: str, error: str
 ) -> None:
     words = ("--max-length", value, "--scale", "2", "--train-length", "64", "--out", tmp_path / "out")
     done = run(pristine(name), *words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,14 @@ from converter import convert, inspect
 from converter.scaling.scaling import Scaling
 from converter.scaling.slopes import stock_slopes
 from tests import tiny
-from tests.conftest import MakeSource, Run, edit_json, fingerprint
+from tests.conftest import MakeSource, Pristine, RunCli, edit_json, fingerprint
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"numpy", "torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "yaml", "tqdm"}
 
 
 @pytest.mark.parametrize("family", tiny.STOCK)
-def test_what_a_checkpoint_is(pristine: Callable[..., Path], run: Callable[..., Run], family: str) -> None:
+def test_what_a_checkpoint_is(pristine: Pristine, run: RunCli, family: str) -> None:
     source = pristine(family, num_heads=12)
     before = fingerprint(source)
     found = run("inspect", source, "--json")
@@ -51,11 +50,7 @@ def test_what_a_checkpoint_is(pristine: Callable[..., Path], run: Callable[..., 
     ],
 )
 def test_scaled_slopes_are_shown_beside_the_stock_ones(
-    pristine: Callable[..., Path],
-    run: Callable[..., Run],
-    words: str,
-    scaling: Scaling,
-    at_length: int | None,
+    pristine: Pristine, run: RunCli, words: str, scaling: Scaling, at_length: int | None
 ) -> None:
     slopes = run("inspect", pristine("bloom", num_heads=12), "--json", *words.split()).json["slopes"]
     assert slopes["scaled"] == pytest.approx(scaling.slopes(stock_slopes(12)))
@@ -72,7 +67,7 @@ def test_scaled_slopes_are_shown_beside_the_stock_ones(
     ],
 )
 def test_the_default_conversion_is_shown(
-    pristine: Callable[..., Path], tmp_path: Path, family: str, options: dict[str, Any], shown: dict[str, Any]
+    pristine: Pristine, tmp_path: Path, family: str, options: dict[str, Any], shown: dict[str, Any]
 ) -> None:
     source = pristine(family)
     found = inspect(source, **options)
@@ -87,9 +82,7 @@ def test_the_default_conversion_is_shown(
     assert found.input_limit == result.input_limit
 
 
-def test_a_converted_repository(
-    pristine: Callable[..., Path], tmp_path: Path, run: Callable[..., Run]
-) -> None:
+def test_a_converted_repository(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
     convert(pristine("bloom"), tmp_path / "out", scale=2.0, train_length=64, verify=False)
     values = run("inspect", tmp_path / "out", "--json").json
     assert values["converted"] is True
@@ -100,7 +93,7 @@ def test_a_converted_repository(
     assert values["slopes"]["scaled"] == pytest.approx(Scaling("ntk", 2.0).slopes(stock_slopes(4)))
 
 
-def test_a_config_without_weights(make_source: MakeSource, run: Callable[..., Run]) -> None:
+def test_a_config_without_weights(make_source: MakeSource, run: RunCli) -> None:
     source = make_source()
     (source / "model.safetensors").unlink()
     found = run("inspect", source, "--scale", "2")
@@ -154,7 +147,7 @@ def test_a_length_key_that_speaks_against_the_trained_length_is_told(
     assert any("seq_length 8192" in note for note in result.notes) == told
 
 
-def test_a_config_without_a_model_type(make_source: MakeSource, run: Callable[..., Run]) -> None:
+def test_a_config_without_a_model_type(make_source: MakeSource, run: RunCli) -> None:
     """As DNABERT-2's is."""
     source = make_source("mosaic_bert", {"model_type": None})
     assert "family          mosaic_bert (model_type not given)" in run("inspect", source).out
@@ -174,7 +167,7 @@ def test_a_config_without_a_model_type(make_source: MakeSource, run: Callable[..
         ["{source}", "--scale", "2", "--out", "{source}-out", "--dry-run"],
     ],
 )
-def test_nothing_heavy_is_imported(pristine: Callable[..., Path], arguments: list[str]) -> None:
+def test_nothing_heavy_is_imported(pristine: Pristine, arguments: list[str]) -> None:
     """Nor when a word is completed, each time the Tab key is pressed."""
     source = pristine("bloom", fmt="bin", sharded=True)
     typed = {
@@ -201,9 +194,7 @@ def test_nothing_heavy_is_imported(pristine: Callable[..., Path], arguments: lis
     assert not completes or result.stdout == "dir,b\n"
 
 
-def test_a_broken_scaling_in_a_converted_config(
-    pristine: Callable[..., Path], tmp_path: Path, run: Callable[..., Run]
-) -> None:
+def test_a_broken_scaling_in_a_converted_config(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
     convert(pristine("bloom"), tmp_path / "out", scale=2.0, verify=False)
     edit_json(tmp_path / "out/config.json", {"alibi_scaling": {"type": "yarn"}})
     found = run("inspect", tmp_path / "out")

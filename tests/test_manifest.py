@@ -18,11 +18,10 @@ from converter.errors import ConverterError, VerificationError
 from converter.publish.contents import read_contents, verify
 from converter.result.manifest import MANIFEST, read, write
 from tests import tiny
-from tests.conftest import edit_json
+from tests.conftest import Pristine, Refused, edit_json
 from tests.dealt import quick
 from tests.tiny import rotary as tiny_rotary
 
-Pristine = Callable[..., Path]
 SHARD = "model-00002-of-00004.safetensors"
 CODE = "modeling_ntk_bloom.py"
 
@@ -238,7 +237,7 @@ ENTRIES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.fixture(scope="module")
-def exported(pristine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(pristine: Pristine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A converted repository with a graph; do not change it."""
     place = tmp_path_factory.mktemp("provenance") / "out"
     convert(pristine("bloom"), place, scale=2, train_length=32, verify=False)
@@ -250,12 +249,7 @@ def exported(pristine: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     [*((command, "a word") for command in COMMANDS), *(("plot", kind) for kind in ENTRIES)],
 )
 def test_a_damaged_entry(
-    exported: Path,
-    refused: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-    kind: str,
+    exported: Path, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, kind: str
 ) -> None:
     entry, part = ENTRIES[kind]
     folder = Path(shutil.copytree(exported, tmp_path / "out"))

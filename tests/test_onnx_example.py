@@ -113,10 +113,7 @@ def test_what_does_not_fit_is_refused(with_graph: Make, example: ModuleType) -> 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
 def test_a_missing_provider_is_refused(
-    with_graph: Make,
-    example: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    with_graph: Make, example: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The libraries of CUDA are looked for; what onnxruntime says of them is not part of the text."""
     folder = with_graph()

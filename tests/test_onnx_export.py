@@ -23,7 +23,7 @@ from converter.conversion import convert
 from converter.onnx.export import ExportResult, export
 from converter.onnx.options import OnnxOptions, Profile
 from tests import tiny
-from tests.conftest import Run, edit_json, fingerprint
+from tests.conftest import Pristine, Refused, RunCli, edit_json, fingerprint
 from tests.onnx_graphs import (
     PROFILES,
     TRAIN_LENGTH,
@@ -44,14 +44,12 @@ MANIFEST = "ntk_convert.json"
 GENAI, REPORT = "genai_config.json", "onnx_validation.json"
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-Command = Callable[..., Run]
-
 
 def files_of(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
-def new_files(run: Command, folder: Path, *words: object) -> set[str]:
+def new_files(run: RunCli, folder: Path, *words: object) -> set[str]:
     """What an export adds; it must leave everything but the card as it was."""
     before = fingerprint(folder)
     result = run("export", folder, *words)
@@ -86,13 +84,7 @@ WRITTEN: list[tuple[str, str | None, str, set[str]]] = [
 
 @pytest.mark.parametrize(("family", "dtype", "words", "files"), WRITTEN)
 def test_what_is_written(
-    repository: Make,
-    run: Command,
-    tmp_path: Path,
-    family: str,
-    dtype: str | None,
-    words: str,
-    files: set[str],
+    repository: Make, run: RunCli, tmp_path: Path, family: str, dtype: str | None, words: str, files: set[str]
 ) -> None:
     """Half-precision weights get a graph in float32 too, and a standalone graph needs only its folder."""
     folder = repository(family, **({"dtype": HALF[dtype]} if dtype else {}))
@@ -114,7 +106,7 @@ def test_what_is_written(
     assert_close(logits, expected(folder, family, ids), relative=1e-2 if "fp16" in path.name else 1e-5)
 
 
-def test_path_and_report_are_on_stdout(repository: Make, run: Command) -> None:
+def test_path_and_report_are_on_stdout(repository: Make, run: RunCli) -> None:
     folder = repository()
     result = run("export", folder)
     assert result.out.startswith(f"{folder}\nmodel.onnx")
@@ -132,7 +124,7 @@ def test_path_and_report_are_on_stdout(repository: Make, run: Command) -> None:
     assert run("validate", folder, "--json").json["passed"] is True
 
 
-def test_exporting_again_replaces(repository: Make, run: Command) -> None:
+def test_exporting_again_replaces(repository: Make, run: RunCli) -> None:
     """Also the report, and a genai_config.json that is wrong about the new graph."""
     folder = repository()
     assert run("export", folder, "--last-logits", "--no-validate").code == 0
@@ -154,7 +146,7 @@ def test_exporting_again_replaces(repository: Make, run: Command) -> None:
     assert files - files_of(folder) == {REPORT, GENAI}
 
 
-def test_leftovers_of_killed_exports_are_removed(repository: Make, run: Command) -> None:
+def test_leftovers_of_killed_exports_are_removed(repository: Make, run: RunCli) -> None:
     folder = repository()
     script = (
         "import os, signal, sys\n"
@@ -170,7 +162,7 @@ def test_leftovers_of_killed_exports_are_removed(repository: Make, run: Command)
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_what_else_is_there_stays(repository: Make, run: Command) -> None:
+def test_what_else_is_there_stays(repository: Make, run: RunCli) -> None:
     """A conversion to a folder in the repository goes on meanwhile, and a card need not be UTF-8."""
     folder = repository()
     other = folder / ".other.ntk-convert-1-0123"
@@ -243,7 +235,7 @@ def test_the_graph_s_file(
         assert {node.domain for node in nodes_of(graph)} <= {"", "ai.onnx"}
 
 
-def test_tensors_are_found_without_their_prefix(repository: Make, run: Command) -> None:
+def test_tensors_are_found_without_their_prefix(repository: Make, run: RunCli) -> None:
     assert run("export", repository(prefix=False)).code == 0
 
 
@@ -258,9 +250,7 @@ def as_in_the_cache(folder: Path, hub: Path) -> Path:
     return links
 
 
-def test_graphs_in_the_hub_s_cache(
-    repository: Make, run: Command, refused: Callable[..., str], tmp_path: Path
-) -> None:
+def test_graphs_in_the_hub_s_cache(repository: Make, run: RunCli, refused: Refused, tmp_path: Path) -> None:
     """The graph itself is a link there, and so are the weights that it points to."""
     links = as_in_the_cache(exported(repository()), tmp_path / "hub")
     ids = tiny.token_ids(1, 20)
@@ -284,7 +274,7 @@ def test_graphs_in_the_hub_s_cache(
 # In one go with the conversion
 
 
-def test_convert_with_a_graph(pristine: Callable[..., Path], run: Command, tmp_path: Path) -> None:
+def test_convert_with_a_graph(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = run(pristine("falcon"), *CONVERT, "--out", out, "--onnx", "--last-logits", "--json")
     assert result.code == 0, result.err
@@ -300,7 +290,7 @@ def test_convert_with_a_graph(pristine: Callable[..., Path], run: Command, tmp_p
 
 
 def test_a_wrong_graph_leaves_the_conversion(
-    pristine: Callable[..., Path], run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pristine: Pristine, run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, words = tmp_path / "out", ("--onnx", "--last-logits", "--push-to-hub", "org/new", "--private")
     monkeypatch.setattr("converter.publish.push.check", lambda *_: None)  # there is no Hub here
@@ -400,9 +390,7 @@ def test_a_large_checkpoint_takes_no_time_and_no_memory(repository: Make) -> Non
 # What is there, and what ends an export
 
 
-def test_nothing_is_written_to_what_is_there(
-    pristine: Callable[..., Path], run: Command, tmp_path: Path
-) -> None:
+def test_nothing_is_written_to_what_is_there(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     """The weights are the source's own files, and all others are somebody's as well."""
     source, folder, others = pristine("bloom"), tmp_path / "model", tmp_path / "others"
     convert(source, folder, scale=2, train_length=TRAIN_LENGTH, link="hard", verify=False)
@@ -452,7 +440,7 @@ def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, signal.Signals]
 )
 def test_an_export_is_not_stopped_in_the_end(
     repository: Make,
-    run: Command,
+    run: RunCli,
     signalled: Callable[[str, signal.Signals], None],
     name: str,
     number: signal.Signals,

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import MakeSource, Run, edit_json, fingerprint
+from tests.conftest import MakeSource, Pristine, Refused, RunCli, edit_json, fingerprint
 from tests.onnx_graphs import POOLING, TRAIN_LENGTH, Make, exported, with_modules
 from tests.tiny.layout import Tensors, change_tensors
 
@@ -24,8 +24,6 @@ CONVERT = ("--scale", "2", "--train-length", TRAIN_LENGTH)
 REPORT = "onnx_validation.json"
 WEIGHT = "transformer.h.1.mlp.dense_h_to_4h.weight"
 
-Command = Callable[..., Run]
-Refused = Callable[..., str]
 Change = Callable[[Path], object]
 
 
@@ -220,7 +218,7 @@ def test_what_is_no_converted_repository(make_source: MakeSource, refused: Refus
 
 
 def test_a_language_model_whose_config_names_the_backbone(
-    make_source: MakeSource, run: Command, refused: Refused, tmp_path: Path
+    make_source: MakeSource, run: RunCli, refused: Refused, tmp_path: Path
 ) -> None:
     """As TurkuNLP's gpt3-finnish do: transformers' auto class gives them a head, which is tied."""
     source, out = make_source("bloom", head="Model"), tmp_path / "out"
@@ -233,11 +231,7 @@ def test_a_language_model_whose_config_names_the_backbone(
 
 
 def test_missing_packages_are_named_with_their_installation(
-    repository: Make,
-    pristine: Callable[..., Path],
-    refused: Refused,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    repository: Make, pristine: Pristine, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, find, lacking = repository(), importlib.util.find_spec, ("onnx_ir", "onnxruntime")
     monkeypatch.setattr(
@@ -249,7 +243,7 @@ def test_missing_packages_are_named_with_their_installation(
 
 
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="CUDA")
-def test_a_provider_that_is_not_there(repository: Make, refused: Refused, run: Command) -> None:
+def test_a_provider_that_is_not_there(repository: Make, refused: Refused, run: RunCli) -> None:
     folder = repository()
     assert "has no CUDAExecutionProvider here" in refused("export", folder, "--provider", "cuda")
     assert run("export", folder, "--provider", "cpu").code == 0
@@ -301,7 +295,7 @@ def test_a_folder_without_a_graph_has_nothing_to_validate(repository: Make, refu
     ],
     ids=["other weights", "no weights", "another scaling"],
 )
-def test_a_graph_of_something_else(repository: Make, run: Command, change: Change, message: str) -> None:
+def test_a_graph_of_something_else(repository: Make, run: RunCli, change: Change, message: str) -> None:
     folder = exported(repository())
     change(folder)
     result = run("validate", folder)
@@ -357,7 +351,7 @@ def test_a_path_that_cannot_be_printed(repository: Make, refused: Refused, tmp_p
     ],
 )
 def test_a_bug_or_an_interrupt_is_one_line_and_leaves_nothing(
-    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch, failure: BaseException, line: str
+    repository: Make, run: RunCli, monkeypatch: pytest.MonkeyPatch, failure: BaseException, line: str
 ) -> None:
     folder = repository()
     before, names = fingerprint(folder), sorted(folder.rglob("*"))

@@ -180,6 +180,30 @@ def test_a_body_that_does_not_end(with_graph: Make, monkeypatch: pytest.MonkeyPa
         assert client.recv(1 << 12).startswith(b"HTTP/1.0 408 ")
 
 
+def test_a_model_that_fails(
+    with_graph: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An answer that has begun ends without "finish"; the slot is free either way."""
+    folder = with_graph()
+    with served(folder) as server:
+        steps = server.service.steps
+
+        def failing(*given: Any) -> Iterator[list[int]]:
+            for number, step in enumerate(steps(*given)):
+                if number == 2:
+                    raise RuntimeError("the kernel failed")
+                yield step
+
+        monkeypatch.setattr(server.service, "steps", failing)
+        body = {"input_ids": [5, 6, 7], "max_new_tokens": 8}
+        line = {"error": "the model failed; the server's log says why"}
+        assert ask(server.server_port, body) == (500, line)
+        status, lines = ask(server.server_port, body | {"stream": True})
+        assert (status, len(lines), lines[-1]) == (200, 3, line)
+        eventually(lambda: free(server.server_port) == 2)
+    assert "the kernel failed" in capfd.readouterr().err
+
+
 def test_a_client_that_goes_away(with_graph: Make) -> None:
     """In a stream, and while it waits for a whole answer: the slot is free long before the answer ends."""
     folder = with_graph()

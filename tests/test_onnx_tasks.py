@@ -6,7 +6,6 @@ Vectors are those of the real sentence-transformers, with padding on either side
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from converter.onnx.requirements import graph_pooling
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import FLAGS, MODES, Pooling
 from tests import tiny
-from tests.conftest import Pristine, Run, edit_json
+from tests.conftest import Pristine, RunCli, edit_json
 from tests.onnx_graphs import (
     POOLING,
     PROFILES,
@@ -94,7 +93,7 @@ def test_exports_are_validated(
 # Backbones
 
 
-def test_an_encoder_s_backbone(run: Callable[..., Run], pristine: Pristine, tmp_path: Path) -> None:
+def test_an_encoder_s_backbone(run: RunCli, pristine: Pristine, tmp_path: Path) -> None:
     """Beside a graph of the whole model: ``validate`` compares each with what it computes."""
     source, out = pristine("jina_bert", num_heads=12, head="MaskedLM"), tmp_path / "out"
     words = ["--onnx", "--onnx-task", BACKBONE, "--onnx-profile", "portable", "--no-verify"]

@@ -27,12 +27,10 @@ from converter.onnx.options import OnnxOptions, Profile
 from converter.onnx.report import TOLERANCES
 from converter.result.manifest import MANIFEST
 from tests import tiny
-from tests.conftest import Run, edit_json, fingerprint
+from tests.conftest import Pristine, Refused, RunCli, edit_json, fingerprint
 from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make, Plant, edit, exported, nodes_of
 
-Command = Callable[..., Run]
-Refused = Callable[..., str]
 Mutation = Callable[[onnx.ModelProto], None]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 REPORT = "onnx_validation.json"
@@ -223,7 +221,7 @@ PART = ("operations", "logits")
 )
 def test_a_graph_that_computes_something_else(
     repository: Make,
-    run: Command,
+    run: RunCli,
     plant: Plant,
     cut: Callable[..., None],
     mutation: str,
@@ -272,7 +270,7 @@ for name, profile in WRONG:
 @pytest.mark.parametrize(("graph", "mutations"), FILES.items(), ids=["-".join(each) for each in FILES])
 def test_a_file_that_is_not_what_is_built(
     repository: Make,
-    run: Command,
+    run: RunCli,
     monkeypatch: pytest.MonkeyPatch,
     graph: tuple[str, Profile],
     mutations: list[Mutation],
@@ -309,7 +307,7 @@ def test_export_leaves_nothing_of_a_wrong_graph(repository: Make, refused: Refus
     assert line.endswith("; no graph was written\n")
 
 
-def test_weights_that_changed_in_place_are_caught_by_running(repository: Make, run: Command) -> None:
+def test_weights_that_changed_in_place_are_caught_by_running(repository: Make, run: RunCli) -> None:
     """A standalone graph has its own copy, which is then an old one."""
     folder = repository()
     export(folder, OnnxOptions(standalone=True, validate=False))
@@ -334,7 +332,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 
 @pytest.mark.parametrize("flips", [12, pytest.param(60, marks=pytest.mark.slow)])
-def test_flipped_bits_of_a_graph_end_in_one_line(repository: Make, run: Command, flips: int) -> None:
+def test_flipped_bits_of_a_graph_end_in_one_line(repository: Make, run: RunCli, flips: int) -> None:
     """Anywhere; and where text is no UTF-8 any more: in the description, and in names.
 
     onnxruntime writes the names of nodes into its profile.
@@ -371,7 +369,7 @@ def test_flipped_bits_of_a_graph_end_in_one_line(repository: Make, run: Command,
 
 
 def test_all_graphs_are_validated_and_only_wrong_ones_are_renamed(
-    repository: Make, run: Command, refused: Refused
+    repository: Make, run: RunCli, refused: Refused
 ) -> None:
     folder = repository(dtype=torch.float16)
     export(folder, OnnxOptions(standalone=True, validate=False))
@@ -422,7 +420,7 @@ CHANGED: dict[str, Callable[[Path], object]] = {
 
 
 def test_files_that_are_not_as_they_were_written(
-    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch
+    repository: Make, run: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs over changed weights still agree with torch, which reads them too."""
     folder = repository(sharded=True)
@@ -449,9 +447,7 @@ def test_files_that_are_not_as_they_were_written(
         monkeypatch.setattr(comparison, "run", lambda *_, **__: report)  # nothing reads the other changes
 
 
-def test_without_a_sha256_weights_are_not_compared(
-    pristine: Callable[..., Path], run: Command, tmp_path: Path
-) -> None:
+def test_without_a_sha256_weights_are_not_compared(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     """As for linked weights, and for a repository that has lost its manifest."""
     folder = convert(
         pristine("bloom"), tmp_path / "model", scale=2, train_length=TRAIN_LENGTH, link="hard", verify=False
@@ -476,7 +472,7 @@ def test_without_a_sha256_weights_are_not_compared(
 
 @pytest.mark.version
 @pytest.mark.parametrize(("family", "profile"), list(zip(("bloom", "mpt"), PROFILES, strict=True)))
-def test_the_report_of_a_right_graph(repository: Make, run: Command, profile: Profile, family: str) -> None:
+def test_the_report_of_a_right_graph(repository: Make, run: RunCli, profile: Profile, family: str) -> None:
     folder = repository(family)
     path = exported(folder, profile) / "model.onnx"
     assert run("validate", folder, "--provider", "cpu").code == 0
@@ -514,7 +510,7 @@ def test_the_report_of_a_right_graph(repository: Make, run: Command, profile: Pr
     ],
 )
 def test_a_bfloat16_graph_runs_in_float32_on_the_cpu(
-    repository: Make, run: Command, profile: Profile, family: str, changes: dict[str, Any]
+    repository: Make, run: RunCli, profile: Profile, family: str, changes: dict[str, Any]
 ) -> None:
     folder = repository(family, dtype=torch.bfloat16, **changes)
     exported(folder, profile)
@@ -560,7 +556,7 @@ BACKBONE = "feature-extraction"
 )
 def test_parts_of_right_graphs_pass(
     repository: Make,
-    run: Command,
+    run: RunCli,
     cut: Callable[..., None],
     family: str,
     profile: Profile,
@@ -601,7 +597,7 @@ NO_CUDA = (
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.usefixtures("gpu_build")
 def test_cuda_whose_libraries_do_not_load(
-    repository: Make, run: Command, refused: Refused, dtype: torch.dtype
+    repository: Make, run: RunCli, refused: Refused, dtype: torch.dtype
 ) -> None:
     """Nothing is wrong with the graph, so it stays; who asked for CUDA gets an error, others a note."""
     folder = repository(dtype=dtype)
@@ -646,7 +642,7 @@ def test_a_silent_fall_back_is_an_error(repository: Make, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_large_operators_that_ran_elsewhere_are_a_failure(
-    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch, profile: Profile
+    repository: Make, run: RunCli, monkeypatch: pytest.MonkeyPatch, profile: Profile
 ) -> None:
     """onnxruntime gives single operators to the CPU without a word."""
 
@@ -686,7 +682,7 @@ def test_what_may_run_on_the_cpu(ran: list[tuple[str, int]], *, passed: bool) ->
 
 
 def test_float32_graphs_are_not_asked_of_cuda(
-    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch
+    repository: Make, run: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its GroupQueryAttention has half precision only, and would silently run on the CPU."""
     folder = repository()

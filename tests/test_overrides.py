@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ from converter.errors import Undecided
 from converter.families.refusals import check_source
 from converter.model.overrides import overridden, parse, words
 from tests import tiny
-from tests.conftest import MakeSource, Run, edit_json, fingerprint
+from tests.conftest import MakeSource, Refused, RunCli, edit_json, fingerprint
 from tests.patched import config_of, load
 from tests.tiny import baichuan as baichuan_tiny
 from tests.tiny import bloom, replit, rotary
 from tests.tiny.layout import change_tensors, merged
 
-Refused = Callable[..., str]
 SCALE = ("--scale", "2")
 # A fine-tuned Baichuan with another vocabulary: nothing says which head it has.
 BAICHUAN = {"vocab_size": tiny.VOCAB_SIZE, "z_loss_weight": None, "norm_head": None}
@@ -39,7 +37,7 @@ def undecided(make_source: MakeSource) -> Path:
     return make_source("baichuan", BAICHUAN)
 
 
-def test_an_answer_is_used_and_recorded(undecided: Path, run: Callable[..., Run], tmp_path: Path) -> None:
+def test_an_answer_is_used_and_recorded(undecided: Path, run: RunCli, tmp_path: Path) -> None:
     before = fingerprint(undecided)
     words = (undecided, *SCALE, "--set", "norm_head=true", "--set", "rms_norm_eps=1e-5", "--out")
     shown = run(*words, tmp_path / "out", "--dry-run")
@@ -66,7 +64,7 @@ def test_an_answer_is_used_and_recorded(undecided: Path, run: Callable[..., Run]
     assert config_of(tmp_path / "again") == config
 
 
-def test_inspect_and_plot_take_it(undecided: Path, run: Callable[..., Run], tmp_path: Path) -> None:
+def test_inspect_and_plot_take_it(undecided: Path, run: RunCli, tmp_path: Path) -> None:
     assert "which head" in run("inspect", undecided).err
     found = run("inspect", undecided, "--set", "norm_head=false")
     assert "\nset             norm_head=false\n" in found.out
@@ -76,7 +74,7 @@ def test_inspect_and_plot_take_it(undecided: Path, run: Callable[..., Run], tmp_
     assert sorted(found) == sorted(map(str, (tmp_path / "pictures").iterdir()))
 
 
-def test_eval_takes_it(undecided: Path, run: Callable[..., Run], tmp_path: Path) -> None:
+def test_eval_takes_it(undecided: Path, run: RunCli, tmp_path: Path) -> None:
     """Beside a converted repository too, if that was made with the same values."""
     convert(undecided, tmp_path / "made", scale=2.0, overrides={"norm_head": True}, verify=False)
     more = ("--lengths", "64", "--items", "1", "--tasks", "passkey", "--json")
@@ -201,7 +199,7 @@ def test_what_is_refused(case: Any, make_source: MakeSource, refused: Refused, t
 
 
 def test_a_converted_repository_has_its_values(
-    undecided: Path, refused: Refused, run: Callable[..., Run], tmp_path: Path
+    undecided: Path, refused: Refused, run: RunCli, tmp_path: Path
 ) -> None:
     convert(undecided, tmp_path / "out", scale=2.0, overrides={"norm_head": True}, verify=False)
     assert run("inspect", tmp_path / "out", "--set", "norm_head=true").code == 0

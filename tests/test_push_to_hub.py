@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from tests import forks
+from tests.conftest import Pristine
 from tests.hub_server import TOKEN, UNVERIFIED, Account, Command, HubServer, Refusal, Request, refused
 
 SOURCE, ID, CARD = "org/tiny-bloom", "ada/bloom-ntk", "README.md"
 CONVERT = (SOURCE, "--scale", "2", "--out", "out", "--push-to-hub", ID)
-
-Pristine = Callable[..., Path]
 
 
 @pytest.fixture

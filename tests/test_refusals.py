@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from converter import convert, inspect
 from converter.errors import ConverterError, UsageError
 from converter.rotary.models import REFUSED
-from tests.conftest import MakeSource, Pristine, Refuses, edit_json, into_a_subfolder
+from tests.conftest import MakeSource, Pristine, Refused, Refuses, edit_json, into_a_subfolder
 from tests.tiny.layout import change_tensors
 
 LARGE = 10**30
@@ -484,7 +484,7 @@ def test_a_disk_that_is_full(
 
 @pytest.mark.parametrize("command", ["export", "validate", "convert"])
 def test_graphs_of_rotary_models_are_for_optimum(
-    command: str, make_source: MakeSource, tmp_path: Path, refused: Callable[..., str]
+    command: str, make_source: MakeSource, tmp_path: Path, refused: Refused
 ) -> None:
     pytest.importorskip("onnxruntime")
     source, onnx = make_source("llama"), ("--out", tmp_path / "graph", "--onnx")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from converter.publish.contents import read_contents
 from converter.result import manifest
 from converter.source.remote_code import NOT_COPIED
 from tests import forks
-from tests.conftest import MakeSource, edit_json
+from tests.conftest import MakeSource, Refused, edit_json
 from tests.hub_server import HubServer
 
 EVIL = "evil/repo"
@@ -143,7 +142,7 @@ def test_a_result_names_no_other_code(
 
 @pytest.mark.parametrize("kind", CASES)
 def test_a_repository_that_names_other_code(
-    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, kind: str
+    make_source: MakeSource, refused: Refused, tmp_path: Path, kind: str
 ) -> None:
     name, content, _, note = CASES[kind]
     folder = convert(make_source(), tmp_path / "out", scale=2, verify=False).path

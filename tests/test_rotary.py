@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -32,17 +31,13 @@ from converter.verification.rotary import verify
 from tests import tiny
 from tests.conftest import MakeSource, Pristine, RunCli, edit_json
 from tests.dealt import dealt
+from tests.patched import config_of
 from tests.reference import rotary as reference
 from tests.tiny import rotary as tiny_rotary
 
 BASES = st.floats(min_value=100, max_value=1e8)
 DIMS = st.integers(min_value=2, max_value=256).map(lambda half: 2 * half)
 FACTORS = st.floats(min_value=1, max_value=64)
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return value
 
 
 # Formulas

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from converter import UnsupportedModel, convert, inspect
 from converter.errors import SourceError
 from converter.model.alibi import check_positions
 from tests import tiny
-from tests.conftest import MakeSource
+from tests.conftest import MakeSource, Refused
 from tests.patched import config_of
 from tests.tiny.layout import change_tensors
 
@@ -44,7 +43,7 @@ def add(folder: Path, fmt: str, name: str, tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize("fmt", ["safetensors", "bin"])
 @pytest.mark.parametrize("name", FOREIGN)
 def test_other_positions_under_an_alibi_config_are_refused(
-    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, name: str, fmt: Literal["bin"]
+    make_source: MakeSource, refused: Refused, tmp_path: Path, name: str, fmt: Literal["bin"]
 ) -> None:
     source = make_source("bloom", fmt=fmt)
     add(source, fmt, name, torch.ones(4, 4))
@@ -86,7 +85,7 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("problem", WRONG)
 def test_what_is_no_slopes_is_refused(
-    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, problem: str
+    make_source: MakeSource, refused: Refused, tmp_path: Path, problem: str
 ) -> None:
     source = make_source("jais")
     add(source, "safetensors", SLOPES, WRONG[problem][:, None])
@@ -119,7 +118,7 @@ def test_names_of_a_wrapper(
     prefix: str,
     remedy: str,
     make_source: MakeSource,
-    refused: Callable[..., str],
+    refused: Refused,
     tmp_path: Path,
 ) -> None:
     """The line says which prefix the names have, and how to get rid of it."""

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 from converter import OnnxOptions, convert, export, inspect
 from converter.source import values
 from tests import tiny
-from tests.conftest import MakeSource, edit_json
+from tests.conftest import MakeSource, Refused, edit_json
 from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Engine, assert_close, expected
 from tests.patched import config_of, load
 from tests.reference import ENCODERS
@@ -95,7 +95,7 @@ def test_a_head_in_another_dtype_is_compared_by_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize("says", STORED)
 @pytest.mark.parametrize("family", OTHERS)
 def test_it_is_refused_where_the_source_s_code_uses_the_embeddings(
-    tmp_path: Path, refused: Callable[..., str], family: str, says: str, fmt: Format
+    tmp_path: Path, refused: Refused, family: str, says: str, fmt: Format
 ) -> None:
     source = with_head(tmp_path, family, other, says, fmt)
     words = (source, "--scale", 2, "--train-length", TRAIN_LENGTH, "--no-verify", "--out")
@@ -160,7 +160,7 @@ def test_a_tied_head_that_only_the_index_has(
 
 @pytest.mark.parametrize("fmt", ["safetensors", "bin"])
 def test_a_head_of_its_own_that_only_the_index_has(
-    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, fmt: Format
+    make_source: MakeSource, refused: Refused, tmp_path: Path, fmt: Format
 ) -> None:
     source = make_source("bloom", {TIE: False}, fmt=fmt)
     only_listed(source)

@@ -26,7 +26,7 @@ from converter import ConversionResult, convert
 from converter.source.sentence_transformers import nested_files
 from converter.source.source import Source
 from converter.source.tokenizer import KNOWN, TEMPLATE
-from tests.conftest import MakeSource, Run, edit_json
+from tests.conftest import MakeSource, RunCli, edit_json
 
 ROOT = Path(__file__).parent.parent
 CORPUS = [
@@ -298,22 +298,6 @@ def test_baichuan_starts_and_ends_as_asked(
     assert other.add_bos_token is bool(start)
 
 
-@pytest.mark.parametrize(("name", "side"), [("baichuan", "right"), ("baichuan", "left"), ("replit", "right")])
-def test_padding(name: str, side: str, load: Callable[..., Any], models: dict[str, bytes]) -> None:
-    settings = {"padding_side": side} if side == "left" else {}
-    tokenizer, model = load(name, settings), processor(name, models)
-    pad = model.piece_to_id(KINDS[name].special["pad_token"])
-    assert (tokenizer.padding_side, tokenizer.pad_token_id) == (side, pad)
-    rows = [model.encode(text) for text in ("a", "a few words")]
-    fill, ones = [pad] * (len(rows[1]) - len(rows[0])), [1] * len(rows[0])
-    zeros = [0] * len(fill)
-    batch = tokenizer(["a", "a few words"], padding=True, return_tensors="pt")
-    left = side == "left"
-    assert batch["input_ids"].tolist() == [fill + rows[0] if left else rows[0] + fill, rows[1]]
-    assert batch["attention_mask"].tolist() == [zeros + ones if left else ones + zeros, [1] * len(rows[1])]
-    assert set(batch) == {"input_ids", "attention_mask"}
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_round_trips(name: str, load: Callable[..., Any], tmp_path: Path) -> None:
     """The tokenizer stays the same when it is saved and loaded, pickled or copied."""
@@ -348,7 +332,7 @@ def test_round_trips(name: str, load: Callable[..., Any], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("name", "prefix"), [("baichuan", ""), ("replit", "org/model--")])
 def test_only_the_class_and_the_limit_are_rewritten(
-    name: str, prefix: str, make_tokenizer: MakeTokenizer, run: Callable[..., Run], tmp_path: Path
+    name: str, prefix: str, make_tokenizer: MakeTokenizer, run: RunCli, tmp_path: Path
 ) -> None:
     kind = KINDS[name]
     mapped = {"AutoTokenizer": [f"{prefix}{kind.module}.{kind.original}", None]}
@@ -407,7 +391,7 @@ def test_a_class_that_stays_with_its_source(
     parts: list[str],
     make_source: MakeSource,
     models: dict[str, bytes],
-    run: Callable[..., Run],
+    run: RunCli,
     tmp_path: Path,
 ) -> None:
     source = make_source(family)

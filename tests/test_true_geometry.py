@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from converter.onnx.options import QUANTISED
 from converter.onnx.reference import TABLE
 from converter.source.checkpoint import read_checkpoint
 from tests import tiny
-from tests.conftest import Run
+from tests.conftest import RunCli
 from tests.hub_server import TOKEN, Account, Command, HubServer
 from tests.memory import MB, measured, needs_proc
 from tests.onnx_graphs import PROFILES
@@ -102,7 +102,7 @@ def validation_budget(folder: Path) -> int:
 @needs_proc
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LARGEST)
-def test_the_largest(place: Path, run: Callable[..., Run], layout: str) -> None:
+def test_the_largest(place: Path, run: RunCli, layout: str) -> None:
     """What users run on a real size, each command in a process of its own and within its budget."""
     stored, out = LARGEST[layout], place / "out"
     source = stored.write(place / "source")
@@ -121,7 +121,7 @@ def test_the_largest(place: Path, run: Callable[..., Run], layout: str) -> None:
         assert peak <= validation_budget(out)
 
 
-def test_a_conversion(place: Path, run: Callable[..., Run]) -> None:
+def test_a_conversion(place: Path, run: RunCli) -> None:
     stored = SMALLEST["bloom"]
     source = stored.write(place / "source")
     result = run(source, *SCALING, "--out", place / "out", "--json")
@@ -135,7 +135,7 @@ def test_a_conversion(place: Path, run: Callable[..., Run]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [name for name in SMALLEST if name != "bloom"])
-def test_what_users_run(place: Path, run: Callable[..., Run], layout: str) -> None:
+def test_what_users_run(place: Path, run: RunCli, layout: str) -> None:
     stored = SMALLEST[layout]
     source = stored.write(place / "source")
     looked = run("inspect", source, "--json")

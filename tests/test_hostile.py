@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from converter.errors import SourceError
-from converter.model import open_with_request
+from converter.model.open import open_with_request
 from converter.plan import decide, write
 from converter.result.card import read_origin
 from converter.source.checkpoint import parse_header, weight_files

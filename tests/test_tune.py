@@ -26,8 +26,7 @@ from converter.evaluation.results import WORTH, Measurement, Results
 from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import compare, judge, paired_interval
 from converter.evaluation.tune import Choice, Tuning
-from converter.model import SourceOptions
-from converter.model.open import open_model
+from converter.model.open import SourceOptions, open_model
 from converter.scaling.scaling import UNSCALED, Scaling
 from tests import tiny
 from tests.conftest import Pristine, RunCli

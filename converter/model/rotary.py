@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry
+from converter.errors import SourceError
 from converter.model.model import Model
 from converter.model.words import Words, auto_class, task
 from converter.rotary import settings
@@ -79,6 +80,20 @@ class RotaryModel(Model):
             SOURCE_CONFIG: {key: self.source_config.get(key) for key in keys},
         }
         return {**result, PROVENANCE: replace(self.origin, rotary=record).to_json()}
+
+    def check_record(self) -> None:
+        """Raises ``SourceError`` if config.json has other positions than its record says."""
+        if self.provenance is None:
+            return
+        length = self.provenance.train_length
+        recorded = settings.scaled_config(self.source_config, self.rotary, self.scaling, length)
+        found = settings.respelled(self.config)
+        for key in (self.rotary.model.base_key, settings.SCALING):
+            if found.get(key) != recorded.get(key):
+                raise SourceError(
+                    f"config.json has {key} {found.get(key)!r}, and its record of the conversion says "
+                    f"{recorded.get(key)!r}; put that back, or convert the original again"
+                )
 
     @property
     def tied_tensors(self) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from converter.model.open import SourceOptions
 
 CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
-LONGEST = 1 << 24
+LONGEST_PROMPT = 1 << 24
 """Most tokens in a prompt: building a longer one would take all memory."""
 
 
@@ -75,8 +75,8 @@ class Subject:
     def stretched_to(self, target: int) -> int:
         """The trained length; raises ``UsageError`` unless the model can be scaled from it to the target."""
         trained = self.model.trained.tokens
-        if target > LONGEST:
-            raise UsageError(f"`target_length` {target} is out of range; give at most {LONGEST}")
+        if target > LONGEST_PROMPT:
+            raise UsageError(f"`target_length` {target} is out of range; give at most {LONGEST_PROMPT}")
         if trained is None:
             raise UsageError(
                 f"the trained length of {self.model.name} is {self.model.trained.origin}; add `train_length`"

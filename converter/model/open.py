@@ -17,8 +17,8 @@ from converter.config import (
 )
 from converter.errors import UsageError
 from converter.families import converted_family
-from converter.families.refusals import (
-    QUANTISED,
+from converter.families.checks import (
+    QUANTISED_KEYS,
     check_family,
     check_merged,
     check_one_save,
@@ -126,7 +126,7 @@ def _source(source: Source, written: Config, train_length: int | None, overrides
     check_adapter(source)
     config = overridden(without_implementation(written), overrides)
     # transformers 4.57 only looks whether such a key is there.
-    config = {key: value for key, value in config.items() if key not in QUANTISED or value is not None}
+    config = {key: value for key, value in config.items() if key not in QUANTISED_KEYS or value is not None}
     given: dict[str, Any] = {
         "source": source,
         "config": written,

@@ -25,7 +25,7 @@ The base depends on the longest sequence of a batch, padding included. transform
 until a pass has fewer tokens than `max_position_embeddings`; scaling therefore starts at the length in that
 key. Cached keys keep the rotation they got when they were computed, so a text read in one pass and the same
 text continued from a cache give different numbers."""
-HEADS = ("lm_head.weight", "embed_out.weight")
+HEAD_TENSORS = ("lm_head.weight", "embed_out.weight")
 """Names of the language model's head; GPT-NeoX uses the second, up to transformers 4."""
 BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attention\.bias|masked_bias|(\w+_)?mask)$")
 """Buffers that old checkpoints store and no version of a model reads."""
@@ -98,7 +98,7 @@ class RotaryModel(Model):
     @property
     def tied_tensors(self) -> tuple[str, ...]:
         ties = self.source_config.get("tie_word_embeddings", self.rotary.model.ties) is True
-        return HEADS if ties else ()
+        return HEAD_TENSORS if ties else ()
 
     def stock(self, stored: Config) -> Frequencies:
         return self.rotary.frequencies

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory
+from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory, reason
 from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.results import OTHER_CODE
 from converter.evaluation.runner import Hardware
@@ -198,10 +198,7 @@ class Subject:
         except Exception as error:  # damaged weights can raise anything
             if out_of_memory(error):
                 raise
-            reason = str(error).partition("\n")[0]
-            raise SourceError(
-                f"{self.model.name} does not load ({type(error).__name__}: {reason})"
-            ) from error
+            raise SourceError(f"{self.model.name} does not load ({reason(error)})") from error
         if found["missing_keys"]:
             lacking = min(found["missing_keys"])
             if not self.model.decoder:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from converter.errors import ValidationError
 from tests.conftest import MakeSource, Pristine, Refused, RunCli, edit_json, fingerprint
 from tests.onnx_graphs import POOLING, TRAIN_LENGTH, Make, exported, graphs_report, with_modules
 from tests.tiny.layout import Tensors, change_tensors

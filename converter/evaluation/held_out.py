@@ -242,8 +242,8 @@ def check_gain(found: Sequence[Judged], how: str) -> None:
     undecided = [each for each in found if each.verdict == "cannot tell"]
     if harms or not undecided:
         raise NoGain(
-            f"no fitted slopes are better than the model's own on what was kept back ({said}), so nothing was "
-            f"written ({how}); give other text or prompts, or a formula (tune)",
+            f"no fitted slopes are better than the model's own on what was kept back ({said}), so nothing "
+            f"was written ({how}); give other text or prompts, or a formula (tune)",
             "does not help",
         )
     each = min(undecided, key=lambda each: each.needed / each.items)

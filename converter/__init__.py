@@ -87,6 +87,8 @@ _MODULES = {
     "evaluation.tasks": ("Retrieval", "Task", "make_task"),
     "evaluation.tune": ("Tuning", "tune"),
     "inspection": ("Inspection", "inspect"),
+    "onnx.export": ("ExportResult", "export"),
+    "onnx.options": ("OnnxOptions",),
     "pictures.plotting": ("plot",),
     "publish.push": ("PushResult", "push"),
     "validation": ("Validation", "validate"),

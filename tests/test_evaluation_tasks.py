@@ -411,11 +411,14 @@ def test_prompts_of_the_user_s_own(tmp_path: Path) -> None:
     )
     task = tasks.make_task("prompts", str(path))
     assert task.max_new_tokens == len("yes sir") + 2
-    found = task.items(word_level(["a", "b", "c"], closed=False), [4096], 9, 0)
+    tokenizer = word_level(["a", "b", "c"], closed=False)
+    assert set(task.items(tokenizer, [4096], 9, 0)) == {8, 512, 4096}
+    found = task.items(tokenizer, [2], 9, 0)
     assert found == {
         8: [Item((4,), ("x",))],
         512: [Item((3,), ("x",), 0.25), Item((4,), ("x",))],
-        3: [Item((3, 4, 5), ("24",)), Item((3, 4), ("x", "yes sir"), 1.0)],
+        4: [Item((3, 4, 5), ("24",))],  # none asked for is as long
+        2: [Item((3, 4), ("x", "yes sir"), 1.0)],
     }
     assert [len(items) for items in task.items(CLOSED, [], 1, 0).values()] == [1, 1, 1]
 

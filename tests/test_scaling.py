@@ -44,7 +44,7 @@ def by_parts(basis: str, rate: float = 1.0) -> dict[str, Any]:
         ({"scale": 2, "method": "linear"}, static("linear", 2.0)),
         ({"scale": 1.0}, static("ntk", 1.0)),
         ({"target_length": 8192}, static("ntk", 4.0)),
-        ({"target_length": 2048}, static("ntk", 1.0)),
+        ({"scale": 4, "ramp": (0.0625, 0.25)}, static("by-parts", 4.0, ramp=[128.0, 512.0])),
         ({"target_length": 3000, "method": "ntk-published"}, static("ntk-published", 3000 / 2048)),
         (
             {"method": "by-parts", "scale": 4, "ramp": (0.0625, 0.25)},
@@ -99,7 +99,7 @@ NO_RAMP = "is not a ramp; give two parts of the trained length"
         ({"target_length": 0}, "`target_length` 0"),
         ({"scale": 2.0, "train_length": -1}, "`train_length` -1"),
         ({"scale": 2.0, "train_length": 1 << 40}, f"`train_length` {1 << 40}"),
-        ({"scale": 2.0, "ramp": (0.1, 0.5)}, "`ramp` needs `method` by-parts"),
+        ({"method": "ntk", "scale": 2.0, "ramp": (0.1, 0.5)}, "`ramp` needs `method` by-parts"),
         ({"method": "none", "ramp": (0.1, 0.5)}, "`ramp` needs `method` by-parts"),
         *(
             ({"method": "by-parts", "scale": 2.0, "ramp": ramp}, NO_RAMP)

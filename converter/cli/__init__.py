@@ -45,8 +45,8 @@ LONGEST_LINE = 1000
 def cli() -> None:
     """Adapt a model with ALiBi or rotary positions to longer contexts.
 
-    ntk-convert writes a copy of a checkpoint with linear or NTK-aware scaling built in, without
-    fine-tuning. Plain transformers loads the copy.
+    ntk-convert writes a copy of a checkpoint with by-parts, NTK-aware or linear scaling
+    built in, without fine-tuning. Plain transformers loads the copy.
 
     \b
     Examples:

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,16 @@ from converter.errors import ConverterError, OutputError
 from converter.interrupts import Interrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
-PATH = click.Path(path_type=Path)
+
+
+class _Path(click.Path):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):  # Path("") would be the current folder
+            self.fail("an empty name is no path; give one, or . for the current folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _Path(path_type=Path)
 
 
 def folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -184,6 +194,10 @@ class DefaultGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in self.own_options:
+            longer = [name for name in self.commands if args[0].startswith(name) and args[0].isalpha()]
+            meant = longer or get_close_matches(args[0], self.commands, n=1)
+            if meant and not Path(args[0]).exists():
+                ctx.fail(f"{args[0]} is no command, and no file or folder; did you mean {meant[0]}?")
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 

@@ -38,6 +38,7 @@ from converter.errors import NoGain, UsageError
 from converter.evaluation import tasks
 from converter.evaluation.results import PERPLEXITY, RESULTS, Results
 from converter.evaluation.tasks import AnyTask, TaskType, make_task
+from converter.evaluation.tasks.files import PromptFile
 from converter.scaling.scaling import BASES
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -106,7 +107,10 @@ def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[An
             raise UsageError(f"--tasks {','.join(names)} does not include {name}; add it, or drop {option}")
     if names and (PERPLEXITY in names) != bool(arguments["text"]):
         raise UsageError("perplexity in --tasks and --text FILE need each other; give both or neither")
-    return [make_task(name, files.get(name)) for name in names or given_files if name != PERPLEXITY]
+    made = [make_task(name, files.get(name)) for name in names or given_files if name != PERPLEXITY]
+    if any(isinstance(task, PromptFile) and task.unsized for task in made):
+        say("prompts without a length are counted under the next length that is asked for, or power of two")
+    return made
 
 
 def _write(place: Path | None, found: Results, more: Mapping[str, bytes] = {}) -> None:

@@ -153,7 +153,8 @@ scaling_options = options(
         "--ramp",
         type=(float, float),
         metavar="LO HI",
-        help="Spans where by-parts starts to scale, and scales fully, in parts of the trained length.",
+        help="Spans where by-parts (then the default) starts to scale, and scales fully, in parts of the "
+        "trained length.",
     ),
     scaling_option(
         "--slopes",

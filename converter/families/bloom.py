@@ -89,6 +89,16 @@ FAMILY = Family(
     sizes=("n_head", "hidden_size", "n_layer"),
     spellings={"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
     check=check,
+    sized={
+        (250880, heads, width, layers): f"bigscience/bloom-{size}"
+        for size, heads, width, layers in (
+            ("560m", 16, 1024, 24),
+            ("1b1", 16, 1536, 24),
+            ("1b7", 16, 2048, 24),
+            ("3b", 32, 2560, 30),
+            ("7b1", 32, 4096, 30),
+        )
+    },
     length_hint="seq_length",
     length_doubt="is absent or 4096 in checkpoints that were trained at 2048",
     limited=False,

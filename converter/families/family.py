@@ -93,6 +93,8 @@ class Family:
     """What ``claims`` looks for, in words for people; empty if ``model_types`` is enough."""
     class_aliases: Mapping[str, str] = field(default_factory=dict)
     """Irregular class names in ``architectures`` -> the suffix of the converted class: ``ForCausalLM``."""
+    sized: Mapping[tuple[Any, ...], str] = field(default_factory=dict)
+    """Vocabulary and ``sizes`` that no checkpoint trained at another length has -> a Hub id with them."""
     length_hint: str | None = None
     """Config key that often, but not reliably, holds the trained length."""
     length_doubt: str = "is a limit that is often raised without training"

@@ -132,6 +132,9 @@ class AlibiModel(Model):
                 f"config's _name_or_path is the known checkpoint {origin}",
                 None if agrees else f"{note}{says}",
             )
+        alike = family.sized.get((config.get("vocab_size"), *(config.get(key) for key in family.sizes)))
+        if alike is not None:
+            says += f"; it has the sizes of {alike}, which was trained at {family.train_lengths[alike]}"
         return TrainLength(None, f"not known{says}")
 
     def check_scaling(self, scaling: Scaling) -> None:

@@ -107,8 +107,8 @@ class ScalingOptions(TypedDict, total=False):
     rate: float | None
     """Rate of a dynamic scaling, above 0 and usually 1 to 2; 1 by default."""
     ramp: Parts | None
-    """Start and end of the ramp of ``by-parts``, in parts of the trained length; by default 1/8 and 1/2, or
-    for rotary models 1/32 and 1."""
+    """Start and end of the ramp of ``by-parts``, which it makes the default, in parts of the trained length;
+    by default 1/8 and 1/2, or for rotary models 1/32 and 1."""
     slopes: str | Path | Mapping[str, Any] | None
     """A JSON file of fitted slopes, or its content, instead of the six options above."""
 
@@ -134,6 +134,8 @@ class Request:
     """Fitted slopes, instead of a method and its strength."""
 
     def __post_init__(self) -> None:
+        if self.method is None and self.slopes is None and self.ramp is not None:
+            object.__setattr__(self, "method", BY_PARTS)  # no other method has a ramp
         if self.slopes is not None:
             self._check_alone()
             if not self.slopes.name.isprintable():
@@ -238,8 +240,7 @@ class Request:
         the first tokens look as far ahead as the last ones look back.
 
         Raises:
-            UsageError: the trained length is needed but not known, the target is below the trained length,
-                a strength is missing, or the slopes were fitted from another trained length.
+            UsageError: the trained length is needed but not known, the target is not above it, a strength is missing, or the slopes were fitted from another trained length.
         """
         if self.slopes is not None:
             return self._given(self.slopes, trained)
@@ -256,9 +257,9 @@ class Request:
             return Scaling(method, float(self.scale), ramp)
         if self.target_length is not None:
             length = self._needed(trained, name, "`target_length`")
-            if self.target_length < length:
+            if self.target_length <= length:
                 raise UsageError(
-                    f"`target_length` {self.target_length} is below the trained length {length}; "
+                    f"`target_length` {self.target_length} is not above the trained length {length}; "
                     "no scaling is needed up to there, so give a longer one"
                 )
             return Scaling(method, self.target_length / length, ramp)

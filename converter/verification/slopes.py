@@ -108,7 +108,7 @@ def check(patched: Patched) -> Check:
     and_temperatures = " and temperatures" if tempered else ""
     return Check(
         NAME,
-        f"{len(stock)} slopes{and_temperatures}{each} measured from attention weights at {where} tokens; "
+        f"{len(stock)} slopes{and_temperatures}{each} measured in trial texts of {where} tokens; "
         f"largest relative deviation {worst:.1e}",
     )
 

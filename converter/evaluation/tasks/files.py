@@ -75,23 +75,30 @@ class PromptFile(Task):
         """Whether prompts are asked as they are; others may be cut."""
         return self.cases[0].instruction is None
 
+    @property
+    def unsized(self) -> bool:
+        """Whether there is a prompt without a length of its own."""
+        return self.own_lengths and any(case.length is None for case in self.cases)
+
     def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Sequence[Item]]:
         """The first prompts; see ``Task.items``.
 
         Prompts that may be cut are cut to each length, including those that fit. Others are listed under
-        their own ``length``, and those without one under the length of the longest of them.
+        their own ``length``, and those without one under the next of ``lengths``, else the next power of two.
         """
         if not self.own_lengths:
             return self._cut(tokenizer, lengths, self.cases[:count])
         groups: dict[int, list[Item]] = {}
-        for label in sorted({case.length or 0 for case in self.cases}, reverse=True):
-            cases = [case for case in self.cases if (case.length or 0) == label][:count]
-            items = [Item(encode(tokenizer, case.prompt), case.answers, case.depth) for case in cases]
-            length = label or max(len(item.ids) for item in items)
-            groups[length] = [*groups.get(length, ()), *items][:count]
-        return groups
+        for case in self.cases:
+            if len(groups.get(case.length or 0, ())) == count:
+                continue
+            item = Item(encode(tokenizer, case.prompt), case.answers, case.depth)
+            tokens = max(len(item.ids), 1)
+            found = min((each for each in lengths if each >= tokens), default=1 << (tokens - 1).bit_length())
+            groups.setdefault(case.length or found, []).append(item)
+        return {length: items[:count] for length, items in sorted(groups.items())}
 
     def score(self, item: Item, text: str) -> float:
         return max(self.grade(text, answer) for answer in item.answers)

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from converter.evaluation.tasks import Retrieval, Task, make_task
     from converter.evaluation.tune import Tuning, tune
     from converter.inspection import Inspection, inspect
+    from converter.model.open import SourceOptions
     from converter.onnx.export import ExportResult, export
     from converter.onnx.options import OnnxOptions
     from converter.pictures.plotting import plot
     from converter.publish.push import PushResult, push
+    from converter.scaling.request import ScalingOptions
     from converter.validation import Validation, validate
 
 __all__ = [
@@ -56,7 +58,9 @@ __all__ = [
     "PushResult",
     "Results",
     "Retrieval",
+    "ScalingOptions",
     "SourceError",
+    "SourceOptions",
     "Task",
     "Tuning",
     "UnsupportedModel",
@@ -87,10 +91,12 @@ _MODULES = {
     "evaluation.tasks": ("Retrieval", "Task", "make_task"),
     "evaluation.tune": ("Tuning", "tune"),
     "inspection": ("Inspection", "inspect"),
+    "model.open": ("SourceOptions",),
     "onnx.export": ("ExportResult", "export"),
     "onnx.options": ("OnnxOptions",),
     "pictures.plotting": ("plot",),
     "publish.push": ("PushResult", "push"),
+    "scaling.request": ("ScalingOptions",),
     "validation": ("Validation", "validate"),
 }
 """Module -> what is taken from it; the errors are those in ``converter.errors``."""

@@ -221,7 +221,10 @@ def convert(
         dry_run: write nothing, and return what would be written.
         verify: run the result and check it before it is renamed.
         progress: draw progress bars on stderr.
-        options: the scaling and the source, see ``ScalingOptions`` and ``SourceOptions``.
+        options: the scaling: ``scale``, ``target_length``, ``method``, ``dynamic``, ``rate``, ``ramp`` and
+            ``slopes``, see ``converter.ScalingOptions``; and the source: ``train_length``, ``overrides``,
+            ``subfolder``, ``revision``, ``token`` and ``cache_dir``, see ``converter.SourceOptions``. A
+            converted repository keeps its scaling if none is given.
 
     Raises:
         UsageError: options that contradict each other.

@@ -1,4 +1,9 @@
-"""The exceptions of the converter: each is one line for the user, what is wrong and what to do."""
+"""The exceptions of the converter: each is one line for the user, what is wrong and what to do.
+
+A message names parameters as Python does, in backquotes; the command line turns them into its options.
+"""
+
+import textwrap
 
 
 class ConverterError(Exception):
@@ -69,3 +74,9 @@ def out_of_memory(error: Exception) -> bool:
     said = str(error)
     found = any(words in said for words in NO_MEMORY) and "not permitted" not in said  # a disk without exec
     return found or isinstance(error, MemoryError)
+
+
+def reason(error: Exception) -> str:
+    """An error of a library in one line, without backquotes; transformers' can list all models."""
+    said = textwrap.shorten(str(error), 200, placeholder=" ...").replace("`", "'")
+    return f"{type(error).__name__}: {said}"

@@ -47,6 +47,8 @@ class Inspection:
     family: str
     model_type: str
     converted: bool
+    original: str | None
+    """Hub id or folder's name of what a converted repository was made from."""
     num_heads: int
     head_dim: int
     num_kv_heads: int
@@ -117,6 +119,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         family=opened.kind,
         model_type=opened.config.get("model_type") or "not given",  # as in DNABERT-2
         converted=opened.converted,
+        original=None if opened.provenance is None else opened.provenance.source,
         **asdict(opened.geometry),
         **_weights(opened),
         train_length=opened.trained.tokens,

@@ -13,7 +13,7 @@ from converter.errors import SourceError, UsageError, VerificationError
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.open import read_model
-from converter.model.overrides import words
+from converter.model.overrides import set_words
 from converter.result import manifest
 from converter.result.again import notes_on, weights_of
 from converter.result.card import PICTURE
@@ -26,7 +26,7 @@ from converter.source.hub import bytes_to_download, is_hub_id
 from converter.source.keys import GENERATE, settled
 from converter.source.open import open_folder
 from converter.source.remote_code import check_references
-from converter.source.sentence_transformers import LIMITS, set_limits
+from converter.source.sentence_transformers import INPUT_LIMITS, set_limits
 from converter.source.source import CARD, CONFIG, VOCABULARIES, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import Link, sha256
@@ -138,7 +138,7 @@ class Plan:
         root = origin.source or self.model.source.root
         name = root if is_hub_id(root) else f"./{root}"
         place = {"revision": origin.commit, "subfolder": origin.subfolder}
-        first, more, request = "", words(model.overrides), self.request
+        first, more, request = "", set_words(model.overrides), self.request
         if model.converted and (weights != "original" or model.scaling.temperature):
             here, changed = model.source, ", with other weights" * (weights == "other")
             if not model.scaling.temperature:  # no option gives one
@@ -186,7 +186,7 @@ def decide(
     tokenizer = model.tokenizer
     small = [name for name in small_files(source.files) if not tokenizer.leaves_out(name)]
     copied = {name: source.files[name] for name in small} | model.nested.files
-    limits = model.contents(name for name in copied if name in LIMITS)
+    limits = model.contents(name for name in copied if name in INPUT_LIMITS)
     rewritten = {name: each for name, each in limits.items() if each != source.contents([name])[name]}
     rewritten |= {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
@@ -204,7 +204,7 @@ def decide(
     if source.inside(GENERATE):
         notes.append(f"{GENERATE}, code of the source that replaces generate, was not copied")
     if model.overrides:
-        notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")
+        notes.append(f"the source's config.json was read with {shlex.join(set_words(model.overrides))}")
     notes += notes_on(model)
     if source.subfolder is not None:
         name = plain_text(source.name)
@@ -254,7 +254,7 @@ def _limits(
     """The input limits of the source that the result has not; None if they are not known."""
     if model.provenance is not None and model.provenance.limits is None:
         return None
-    before = {name: contents[name].get(LIMITS[name]) for name in limited}
+    before = {name: contents[name].get(INPUT_LIMITS[name]) for name in limited}
     key = model.family.length_hint if isinstance(model, AlibiModel) else None
     if key is not None and config.get(key) != model.source_config.get(key):
         before[CONFIG] = model.source_config.get(key)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from converter.errors import SourceError, UsageError
+from converter.errors import SourceError, UsageError, reason
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
@@ -44,10 +44,7 @@ def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
             known = {} if patched is None else {"config": patched.build_config()}
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **known)
     except Exception as error:  # a damaged file can raise anything
-        reason = str(error).partition("\n")[0]
-        raise SourceError(
-            f"the tokenizer of {name} does not load ({type(error).__name__}: {reason})"
-        ) from error
+        raise SourceError(f"the tokenizer of {name} does not load ({reason(error)})") from error
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from converter.families import FAMILIES
-from converter.families.refusals import QUANTISED
+from converter.families.checks import QUANTISED_KEYS
 from converter.families.templates import config_keys
 from converter.source import keys
 
@@ -65,7 +65,12 @@ def found() -> dict[str, list[str]]:
 
 
 def unknown() -> dict[str, list[str]]:
-    rows = {*keys.KEYS, *(key for rows in keys.KEYS.values() for key in rows), keys.ADAPTER, *QUANTISED}
+    rows = {
+        *keys.KEYS,
+        *(key for rows in keys.KEYS.values() for key in rows),
+        keys.ADAPTER,
+        *QUANTISED_KEYS,
+    }
     known = rows.union(KNOWN.split(), *map(config_keys, FAMILIES))
     return {name: places for name, places in found().items() if name not in known}
 

@@ -23,9 +23,12 @@ from numpy.typing import NDArray
 from converter import OnnxOptions, convert, export
 from converter.onnx.build import build_graph
 from converter.onnx.describe import Description
+from converter.onnx.files import graphs_in
 from converter.onnx.graph import Graph
 from converter.onnx.options import Profile
-from converter.result.converted import open_converted
+from converter.onnx.report import ValidationReport
+from converter.result.converted import open_converted, read_converted
+from converter.validation import run_graphs
 from tests import tiny
 from tests.patched import config_of, load, scaled
 from tests.reference import FAMILIES as REFERENCES
@@ -59,6 +62,11 @@ def build(
     made = Description(profile, dtype, last_logits, False, config_of(folder).get("alibi_scaling"))
     build_graph(open_converted(folder), made).save(folder / name, made.metadata)
     return folder / name
+
+
+def graphs_report(folder: Path, provider: str | None = None) -> ValidationReport:
+    """What ``validate`` says of a repository's graphs."""
+    return run_graphs(read_converted(folder), graphs_in(folder), provider)
 
 
 def exported(folder: Path, profile: Profile = "ort", **options: Any) -> Path:

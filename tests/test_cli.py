@@ -244,7 +244,6 @@ def test_wrong_usage_points_to_the_command_s_own_help(run: RunCli, words: str, c
         ("inspect none/x --revision=", "--revision is empty"),
         # What was typed, and no absolute path in its place
         ("export plain/", "error: plain is not converted"),
-        ("adopt ./file", "error: file is not a folder"),
         ("push .. a/b", "error: .. has no config.json"),
         ("validate ../here/none", "error: ../here/none is not a folder"),
         ("convert plain --scale 2 --out file/x", "--out file/x lies below file, which"),
@@ -407,7 +406,9 @@ def test_the_streams_limits_and_language_of_a_shell(
     assert said.format(out=out) in done.stderr
     assert done.stderr.count("\n") == 1 if code else "error" not in done.stderr
     complete = code == 0 or said == DONE
-    assert sorted(place.iterdir()) == [out] * complete
+    # Without memory, the hidden folder may stay, as after a kill: the next run removes it.
+    left = [path for path in place.iterdir() if "-d" not in before or not path.name.startswith(".")]
+    assert left == [out] * complete
 
 
 @pytest.mark.parametrize(

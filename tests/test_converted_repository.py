@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def test_config(make_source: MakeSource, tmp_path: Path, family: str) -> None:
         "transformers": transformers.__version__,
         "tested_transformers": list(TESTED),
         "train_length": 64,
+        "weights": "original",
+        "limits": {},
     }
     assert config["auto_map"] == {
         "AutoConfig": f"configuration_ntk_{family}.Ntk{camel}Config",
@@ -258,13 +261,15 @@ def test_what_of_the_source_s_card_is_kept(
     if readme is not None:
         (tmp_path / "README.md").write_bytes(readme)
     repository = open_converted(converted)
+    source = replace(repository, source=open_folder(tmp_path), provenance=None)
     text = describe(
         repository,
-        origin=read_origin(open_folder(tmp_path), None),
+        origin=read_origin(source, None),
         words=repository.words(repository.scaling, repository.config),
         tokenizer=Tokenizer(),
         sentence_encoder=None,
-        weights="same",
+        weights="original",
+        rounded=False,
         notes=[],
         place="./out",
         command="",

@@ -271,6 +271,7 @@ MODELS: dict[str, tuple[str, str, Any]] = {
 """Name -> family, scaling, and the class that is fine-tuned."""
 
 
+@pytest.mark.version
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_transformers_saved(tmp_path: Path, name: str) -> None:
     """Its scaling kept, it computes what the tuned one does; with another one, what the formula says."""
@@ -302,6 +303,7 @@ def test_a_model_that_transformers_saved(tmp_path: Path, name: str) -> None:
         right(family, tmp_path / "new")
 
 
+@pytest.mark.version
 @pytest.mark.parametrize("how", ["Trainer", "half shards", "LoRA", "pickle"])
 def test_ways_to_save(converted: Path, tmp_path: Path, how: str) -> None:
     model, folder = load(converted), tmp_path / "saved"

@@ -105,10 +105,10 @@ def test_losses_are_the_reference_s(converted: Convert, tmp_path: Path, family: 
     expected = reference_losses(folder, family, ids)
     with open_subject(tmp_path / "source", CPU, train_length=TRAIN_LENGTH) as subject:
         subject.scaled(Scaling("ntk", 7.0))  # an earlier scaling must leave no trace
-        wanted = subject.resolve(Request(**SCALINGS[scaling]))
+        wanted = subject.model.resolve(Request(**SCALINGS[scaling]))
         assert np.abs(decoded(subject.scaled(wanted), ids) - expected).max() < 1e-4
     with open_subject(folder, CPU) as subject:
-        assert subject.own_scaling == wanted
+        assert subject.model.scaling == wanted
         assert np.abs(decoded(subject.scaled(wanted), ids) - expected).max() < 1e-4
 
 
@@ -117,7 +117,7 @@ def test_losses_do_not_depend_on_how_they_are_cut(
 ) -> None:
     ids = tiny.token_ids(5, 40)
     with open_subject(pristine("jais"), CPU) as subject:
-        model = subject.scaled(subject.own_scaling)
+        model = subject.scaled(subject.model.scaling)
         whole = decoded(model, ids)
         monkeypatch.setattr("converter.evaluation.trainable.LOGITS_AT_ONCE", 3 * tiny.VOCAB_SIZE)
         advanced: list[int] = []
@@ -136,7 +136,7 @@ def test_continuations_are_those_of_transformers(converted: Convert, tmp_path: P
     model = load(folder)
     with open_subject(tmp_path / "source", CPU, train_length=TRAIN_LENGTH) as subject:
         tokenizer = subject.tokenizer
-        scaled = subject.scaled(subject.resolve(Request(**SCALINGS["ntk-position"])))
+        scaled = subject.scaled(subject.model.resolve(Request(**SCALINGS["ntk-position"])))
         found = complete(scaled, tokenizer, replace(CPU, batch_size=2), prompts, 6)
     for prompt, text in zip(prompts, found, strict=True):
         tokens = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False)[0, len(prompt) :]
@@ -150,7 +150,7 @@ def test_the_source_s_code_is_not_run(make_source: MakeSource) -> None:
     source = make_source("mpt", {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}})
     (source / "modeling_own.py").write_text("raise SystemExit('run')")
     with open_subject(source, CPU) as subject:
-        assert type(subject.scaled(subject.own_scaling)).__name__ == "NtkMptForCausalLM"
+        assert type(subject.scaled(subject.model.scaling)).__name__ == "NtkMptForCausalLM"
 
 
 EVIL = "import pathlib; pathlib.Path(__file__).with_name('was-run').touch()\nclass BaichuanTokenizer: pass\n"
@@ -164,7 +164,7 @@ def test_no_code_that_a_tokenizer_names_is_run(converted: Convert) -> None:
     (folder / "evil.py").write_text(EVIL)
     (folder / "tokenizer.model").touch()
     (folder / TEMPLATE).write_bytes((templates_folder() / TEMPLATE).read_bytes())
-    with contextlib.suppress(SourceError), open_subject(folder, CPU):
+    with contextlib.suppress(ConverterError), open_subject(folder, CPU):
         pass
     assert not (folder / "was-run").exists()
 
@@ -177,20 +177,23 @@ def test_a_converted_rotary_model_must_be_what_its_record_says(tmp_path: Path) -
     (source / "model.safetensors").unlink()
     convert(source, folder, scale=2)
     with open_subject(folder, CPU) as subject:
-        subject.scaled(subject.own_scaling)
+        subject.scaled(subject.model.scaling)
     config = json.loads((folder / "config.json").read_text())
     (folder / "evil.py").write_text(EVIL)
     (folder / TEMPLATE).touch()
     config["ntk_convert"][ROTARY][SOURCE_CONFIG]["auto_map"] = None
     for hostile in (
         {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}},
-        {"_attn_implementation": "nobody/evil-kernel"},
         {"quantization_config": {"quant_method": "gptq"}},
         {"rope_theta": 77.0, "rope_parameters": None},
     ):
         (folder / "config.json").write_text(json.dumps(config | hostile))
         with pytest.raises(ConverterError), open_subject(folder, CPU) as subject:
-            subject.scaled(subject.own_scaling)
+            subject.scaled(subject.model.scaling)
+    kernel = {"_attn_implementation": "nobody/evil-kernel"}  # is left out, as of any source
+    (folder / "config.json").write_text(json.dumps(config | kernel))
+    with open_subject(folder, CPU) as subject:
+        subject.scaled(subject.model.scaling)
     assert not (folder / "was-run").exists()
 
 
@@ -212,7 +215,7 @@ def test_what_a_rotary_model_has_read_before_changes_nothing(tmp_path: Path) -> 
 
 def test_text_ends_where_the_model_ends_it(pristine: Pristine) -> None:
     with open_subject(pristine("bloom"), CPU) as subject:
-        model, tokenizer = subject.scaled(subject.own_scaling), subject.tokenizer
+        model, tokenizer = subject.scaled(subject.model.scaling), subject.tokenizer
         prompts = [tuple(row.tolist()) for row in tiny.token_ids(4, 20)]
         whole = [text.split() for text in complete(model, tokenizer, CPU, prompts, 8)]
         end = whole[0][3]
@@ -232,7 +235,7 @@ def test_other_forms_of_weights(pristine: Pristine, form: dict[str, Any]) -> Non
     found = []
     for source in (pristine("bloom", num_heads=6), pristine("bloom", num_heads=6, **form)):
         with open_subject(source, CPU) as subject:
-            found.append(decoded(subject.scaled(subject.own_scaling), ids))
+            found.append(decoded(subject.scaled(subject.model.scaling), ids))
     assert np.array_equal(*found)
 
 

@@ -130,8 +130,6 @@ PLACES: dict[str, Callable[[Path], Path]] = {
         (f"{TUNE} --text WINDOW", "only one window of 64", 2),
         ("tune SOURCE --target-length 500 --train-length 256 --prompts PROMPTS", "no prompts between", 2),
         ("tune SOURCE --target-length 1024 --train-length 256 --prompts ONE", "at least two", 2),
-        ("tune CONVERTED --target-length 96 --train-length 24", "give its source", 2),
-        ("fit CONVERTED --target-length 96 --train-length 24 --text TEXT --out NEW", "already converted", 1),
         ("fit LLAMA --target-length 256 --text TEXT --out NEW", "which have no slopes to fit", 2),
         (f"{FIT} 96", "give --text, --prompts or both", 2),
         (f"{FIT} 24 --text LEARNED", "--target-length 24 is not above the trained length 24", 2),

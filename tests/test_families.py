@@ -11,7 +11,7 @@ import pytest
 from converter import convert
 from converter.errors import SourceError, Undecided, UnsupportedModel
 from converter.families import FAMILIES, Family
-from converter.families.refusals import check_source
+from converter.families.checks import check_source
 from tests import tiny
 from tests.patched import config_of
 from tests.tiny import jina_bert, mosaic_bert, mosaic_gpt, replit

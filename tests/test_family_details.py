@@ -21,7 +21,7 @@ from transformers import (
 
 from converter import UnsupportedModel, convert, inspect
 from converter.families import mosaic_gpt, mpt
-from converter.families.refusals import check_source
+from converter.families.checks import check_source
 from tests import tiny
 from tests.conftest import edit_json
 from tests.patched import Convert, assert_logits, batch, config_of, load

@@ -334,7 +334,7 @@ def test_ctrl_c_writes_the_best_so_far_or_nothing(
     else:
         assert result.code == 1
         assert result.err.splitlines()[-1] == (
-            "error: interrupted; no slopes were better than the stock ones yet, so nothing was written"
+            "error: interrupted; no slopes were better than the model's own yet, so nothing was written"
         )
         assert not list(tmp_path.iterdir())
 
@@ -347,7 +347,7 @@ def test_text_that_tells_nothing_changes_nothing(
     noise.write_text(" ".join(f"w{token}" for token in tiny.token_ids(1, 20 * TARGET)[0]))
     words = [*command(source, noise), "-q"]
     message = refused(*words, "--steps", 6, "--out", tmp_path / "out")
-    assert "no fitted slopes are better than the stock ones on what was kept back" in message
+    assert "no fitted slopes are better than the model's own on what was kept back" in message
 
 
 def test_answers_are_learned(written: tuple[Path, Path], tmp_path: Path) -> None:

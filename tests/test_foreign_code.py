@@ -29,14 +29,20 @@ def folder(repository: Make) -> Path:
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_other_code_is_refused_and_not_run(
-    folder: Path, run: RunCli, refused: Refused, trace: Path, kind: str
+    folder: Path, run: RunCli, refused: Refused, trace: Path, tmp_path: Path, kind: str
 ) -> None:
     plant, part = REFUSED[kind]
     plant(folder, f"open({str(trace)!r}, 'w')")
-    measured = ("eval", folder, "--lengths", 64)
-    for words in (("export", folder), ("validate", folder), ("push", folder, "ada/bloom-ntk"), measured):
+    for words in (("export", folder), ("push", folder, "ada/bloom-ntk")):
         assert part in refused(*words)
+    checked = run("validate", folder)
+    assert (checked.code, part in checked.out) == (1, True)
     assert run("inspect", folder).code == 0
+    (tmp_path / "text").write_text("w5 w6 " * 100)
+    measured = ("eval", folder, "--text", tmp_path / "text", "--lengths", 32)
+    for words in (measured, (folder, "--out", tmp_path / "new")):
+        done = run(*words)  # with this version's code
+        assert done.code == 0 or "is a link that leads out" in done.err
     assert not trace.exists()
 
 
@@ -48,7 +54,8 @@ def test_an_adapter_has_to_be_merged_for_every_command(
     (tmp_path / "text").write_text("w5 w6")
     text = ("--text", tmp_path / "text")
     for words in (
-        *(("export", folder), ("validate", folder), ("push", folder, "ada/x"), ("adopt", folder)),
+        *(("export", folder), ("validate", folder), ("push", folder, "ada/x")),
+        (folder, "--out", tmp_path / "new"),
         *(("eval", folder, "--lengths", 64, *text), ("tune", folder, "--target-length", 128, *text)),
         *(("inspect", folder), ("plot", folder, "--out", tmp_path / "x.png")),
     ):

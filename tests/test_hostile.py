@@ -165,7 +165,7 @@ def test_a_file_that_is_exchanged_for_a_link_once_it_is_checked(
     exchanged(folder / name, secret)
     with pytest.raises(SourceError, match=message) if message else nullcontext():
         write(plan, out)
-        read_origin(model.source, None)
+        read_origin(model, None)
     if message is None:
         assert (out / name).read_bytes() == before
     assert b"secret" not in b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())

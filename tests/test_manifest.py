@@ -62,8 +62,7 @@ def listed(folder: Path) -> dict[str, tuple[int, str | None]]:
 
 def checked(folder: Path) -> list[Any]:
     """The checks of a folder, as a push runs them before it sends anything."""
-    contents = read_contents(folder)
-    return verify(contents.repository, contents.digests)
+    return verify(read_contents(folder))
 
 
 def test_a_conversion_lists_what_it_wrote_and_an_export_adds_to_it(out: Path) -> None:
@@ -170,7 +169,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "link": (lambda out: link_out(out / "tokenizer.json"), "is a link that leads out of the folder"),
     "no list": (
         lambda out: (out / MANIFEST).unlink(),
-        "ntk_convert.json, which a conversion writes; if the model was fine-tuned, run ntk-convert adopt",
+        "ntk_convert.json, which a conversion writes; if the model was changed on purpose, convert it",
     ),
     "a path": (lambda out: (out / MANIFEST).write_text('{"files": {"../x": {"size": 1}}}'), "is damaged"),
     "not a list": (lambda out: (out / MANIFEST).write_text('{"files": [1]}'), "is not in ntk_convert.json"),
@@ -195,7 +194,8 @@ def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: 
     {**tiny.FACTORIES, **tiny.ENCODERS}[family](source)
     made = convert(source, out, scale=2, train_length=64)
     assert [(check.name, check.skipped) for check in checked(out)] == [
-        (check.name, check.skipped) for check in made.checks
+        ("config", False),
+        *((check.name, check.skipped) for check in made.checks),
     ]
     if tiny.FAMILY[family].stored_slopes:  # whose slopes are stored, and in config.json for the code to read
         slopes = json.loads((out / "config.json").read_text())["alibi_slopes"]
@@ -208,7 +208,7 @@ def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: 
 def test_rotary_too(tmp_path: Path, how: dict[str, Any]) -> None:
     source = tiny_rotary.rotary(tmp_path / "source", "llama")
     out = convert(source, tmp_path / "out", verify=False, **how).path
-    assert [check.name for check in checked(out)] == ["tensors", "frequencies"]
+    assert [check.name for check in checked(out)] == ["config", "tensors", "frequencies"]
     assert not [name for name in read_contents(out).files if name.endswith(".py")]
     relisted(**({"rope_theta": 123.0} if "scale" in how else {"rope_scaling": None}))(out)
     with pytest.raises(VerificationError):

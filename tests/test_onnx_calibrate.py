@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from converter import OnnxOptions, convert, export, validate
+from converter import OnnxOptions, convert, export
 from converter.onnx.calibrate import DAMPING, gptq
 from converter.onnx.rounding import BLOCK, dequantised, rounded
 from converter.onnx.session import Session
 from converter.texts import load_tokenizer, read_windows
 from tests import tiny
+from tests.onnx_graphs import graphs_report
 from tests.patched import load
 from tests.test_onnx_quantise import stored_weights
 
@@ -117,7 +118,7 @@ def test_every_family(tmp_path: Path, family: str) -> None:
     [graph] = report.graphs
     assert graph.passed
     assert "calibrated" in next(each.detail for each in graph.structure if each.name == "stored weights")
-    assert validate(out).passed
+    assert graphs_report(out).passed
     assert "calibrated on a text (GPTQ)" in (out / "README.md").read_text(encoding="utf-8")
     assert not list(out.rglob("calibrated-*"))
 
@@ -151,7 +152,7 @@ def test_what_is_stored(tmp_path: Path, dtype: str, graph: str) -> None:
         assert np.allclose(values[:, : weight.shape[1]], nearest, rtol=1e-6) == (its_dtype != dtype)
 
     # A wrong scale is found.
-    assert validate(tmp_path / "out").passed
+    assert graphs_report(tmp_path / "out").passed
     path = tmp_path / "out" / "onnx" / graph
     model = onnx.load(path)
     name = "transformer.blocks.0.ffn.up_proj.weight_scales"
@@ -159,6 +160,6 @@ def test_what_is_stored(tmp_path: Path, dtype: str, graph: str) -> None:
     scales.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scales) * np.float16(1.6), name))
     path.with_name(f"{graph}_data").unlink()
     onnx.save(model, path)
-    report = validate(tmp_path / "out")
+    report = graphs_report(tmp_path / "out")
     assert report.failure is not None
     assert "up_proj.weight is not the checkpoint's, rounded" in report.failure

@@ -120,7 +120,7 @@ def test_path_and_report_are_on_stdout(repository: Make, run: RunCli) -> None:
     assert values["validation"] == json.loads((folder / REPORT).read_text())
     report = run("validate", folder)
     assert (report.code, report.err) == (0, "")
-    assert "CPUExecutionProvider" in report.out
+    assert "model.onnx: gives what the model gives, on cpu" in report.out
     assert run("validate", folder, "--json").json["passed"] is True
 
 
@@ -413,8 +413,6 @@ def test_nothing_is_written_to_what_is_there(pristine: Pristine, run: RunCli, tm
     graph.write_bytes(content)
     edit(graph, MUTATIONS["epsilon"][2])
     assert run("validate", folder).code == 1
-    assert graph.with_name("model.onnx.failed").exists()
-    assert run("validate", folder).code == 0
     assert (fingerprint(source), fingerprint(others)) == before
 
 

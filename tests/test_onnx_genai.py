@@ -19,6 +19,7 @@ from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.onnx.genai import genai_config
 from converter.result.converted import open_converted
+from tests import models as tests_models
 from tests import tiny
 from tests.conftest import edit_json
 from tests.onnx_graphs import NEW as WORDS
@@ -198,9 +199,10 @@ def test_which_graph_is_served(converted: Convert) -> None:
 
 
 def content(repository: Model, **changes: Any) -> dict[str, Any]:
-    assert isinstance(repository, AlibiModel)
-    config, source_config = ({**each, **changes} for each in (repository.config, repository.source_config))
-    changed = dataclasses.replace(repository, config=config, source_config=source_config)
+    changed = dataclasses.replace(
+        tests_models.model_of({**repository.config, **changes}), source=repository.source
+    )
+    assert isinstance(changed, AlibiModel)
     return genai_config(changed, file_name="model.onnx")
 
 

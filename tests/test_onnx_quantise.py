@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from converter import OnnxOptions, convert, export, validate
+from converter import OnnxOptions, convert, export
 from converter.onnx.files import standalone_graph
 from converter.onnx.graph import Graph
 from converter.onnx.options import Profile
@@ -27,7 +27,7 @@ from converter.onnx.rounding import BLOCK, Bits, Stored, pack, steps_of
 from converter.onnx.rounding import quantised as rounded_numbers
 from converter.onnx.rounding import rounded as rounded_weight
 from tests import tiny
-from tests.onnx_graphs import PROFILES, Engine, exported
+from tests.onnx_graphs import PROFILES, Engine, exported, graphs_report
 from tests.patched import Convert, batch, load
 
 Array = NDArray[Any]
@@ -355,6 +355,6 @@ def test_graphs_are_compared_with_the_model_of_the_stored_weights(
     )
     scales.CopyFrom(numpy_helper.from_array(1.5 * numpy_helper.to_array(scales), scales.name))
     onnx.save(model, path)
-    report = validate(out)
+    report = graphs_report(out)
     assert report.failure is not None
     assert "is not the checkpoint's, rounded" in report.failure

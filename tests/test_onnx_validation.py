@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -15,21 +14,22 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from converter.onnx.validate import validate
 from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from converter.conversion import convert
-from converter.errors import ProviderError, ValidationError
+from converter.errors import ProviderError, SourceError, ValidationError
 from converter.onnx import comparison, reference, session
 from converter.onnx.export import export
 from converter.onnx.options import OnnxOptions, Profile
 from converter.onnx.report import TOLERANCES
+from converter.result.converted import read_converted
 from converter.result.manifest import MANIFEST
+from converter.validation import compare_files
 from tests import tiny
 from tests.conftest import Pristine, Refused, RunCli, edit_json, fingerprint
 from tests.dealt import dealt
-from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make, Plant, edit, exported, nodes_of
+from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make, Plant, edit, exported, graphs_report, nodes_of
 
 Mutation = Callable[[onnx.ModelProto], None]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -221,7 +221,6 @@ PART = ("operations", "logits")
 )
 def test_a_graph_that_computes_something_else(
     repository: Make,
-    run: RunCli,
     plant: Plant,
     cut: Callable[..., None],
     mutation: str,
@@ -235,25 +234,17 @@ def test_a_graph_that_computes_something_else(
         repository("bloom", n_layer=4) if kinds else repository(family, **{"dtype": dtype} if dtype else {})
     )
     plant(mutate, ir.DataType.BFLOAT16 if dtype else None)
-    graph = exported(folder, profile) / "model.onnx"
-    content, before = graph.read_bytes(), fingerprint(folder)
+    exported(folder, profile)
+    before = fingerprint(folder)
     cut(*kinds)
-    result = run("validate", folder)
-    assert result.code == 1
+    report = graphs_report(folder)
     checks = ["load"] if mutation == "invalid" else CHECKS
-    assert result.err.startswith(tuple(f"error: model.onnx: {name}: " for name in checks))
-    assert result.err.count("\n") == 1
-    assert "FAILED" in result.out
-    report = report_of(folder)
-    assert report["passed"] is False
-    failed = {check["name"] for check in report["graphs"][0]["providers"][0]["checks"] if not check["passed"]}
+    assert (report.failure or "").startswith(tuple(f"model.onnx: {name}: " for name in checks))
+    assert "FAILED" in report.summary()
+    failed = {check.name for check in report.graphs[0].providers[0].checks if not check.passed}
     if mutation.startswith("padding"):
         assert failed == {"left padding", "decoding"}  # the cases are not all alike
-    assert not graph.exists()
-    assert (folder / "model.onnx.failed").read_bytes() == content
-    after = fingerprint(folder)
-    assert all(after[name] == before[name] for name in before if name != "model.onnx")
-    assert after.keys() - before.keys() == {REPORT, "model.onnx.failed"}
+    assert fingerprint(folder) == before
 
 
 FILES = {
@@ -270,7 +261,6 @@ for name, profile in WRONG:
 @pytest.mark.parametrize(("graph", "mutations"), FILES.items(), ids=["-".join(each) for each in FILES])
 def test_a_file_that_is_not_what_is_built(
     repository: Make,
-    run: RunCli,
     monkeypatch: pytest.MonkeyPatch,
     graph: tuple[str, Profile],
     mutations: list[Mutation],
@@ -284,19 +274,9 @@ def test_a_file_that_is_not_what_is_built(
     for mutate in mutations:
         path.write_bytes(right)
         edit(path, mutate)
-        content = path.read_bytes()
-        result = run("validate", folder)
-        assert (result.code, result.err.count("\n")) == (1, 1)
-        found = r"error: model\.onnx: graph: the (node|tensor|output) \S+ is not what ntk-convert"
-        assert re.match(found, result.err), result.err
-        assert (folder / "model.onnx.failed").read_bytes() == content
-    # As it is written again, from Python.
-    path.write_bytes(right)
-    edit(path, mutations[0])
-    report = validate(folder)
-    assert not report.passed
-    with pytest.raises(ValidationError, match=r"model\.onnx: graph: the "):
-        report.check()
+        found = r"model\.onnx: graph: the (node|tensor|output) \S+ is not what ntk-convert"
+        with pytest.raises(ValidationError, match=found):
+            graphs_report(folder).check()
 
 
 def test_export_leaves_nothing_of_a_wrong_graph(repository: Make, refused: Refused, plant: Plant) -> None:
@@ -307,18 +287,15 @@ def test_export_leaves_nothing_of_a_wrong_graph(repository: Make, refused: Refus
     assert line.endswith("; no graph was written\n")
 
 
-def test_weights_that_changed_in_place_are_caught_by_running(repository: Make, run: RunCli) -> None:
+def test_weights_that_changed_in_place_are_caught_by_running(repository: Make) -> None:
     """A standalone graph has its own copy, which is then an old one."""
     folder = repository()
     export(folder, OnnxOptions(standalone=True, validate=False))
-    assert run("validate", folder).code == 0
+    assert graphs_report(folder).passed
     data = np.memmap(folder / "model.safetensors", np.float32, mode="r+", offset=0)
     data[-32:] += 1
     data.flush()
-    result = run("validate", folder)
-    assert result.code == 1
-    assert result.err.startswith("error: onnx/model.onnx: prompt of ")
-    assert (folder / "onnx/model.onnx.failed").exists()
+    assert (graphs_report(folder).failure or "").startswith("onnx/model.onnx: prompt of ")
 
 
 # Damaged files
@@ -332,14 +309,14 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 
 @pytest.mark.parametrize("flips", [12, pytest.param(60, marks=pytest.mark.slow)])
-def test_flipped_bits_of_a_graph_end_in_one_line(repository: Make, run: RunCli, flips: int) -> None:
+def test_flipped_bits_of_a_graph_end_in_one_line(repository: Make, flips: int) -> None:
     """Anywhere; and where text is no UTF-8 any more: in the description, and in names.
 
     onnxruntime writes the names of nodes into its profile.
     """
     folder = repository()
     graph = exported(folder) / "model.onnx"
-    content, failed = graph.read_bytes(), folder / "model.onnx.failed"
+    content = graph.read_bytes()
     random = np.random.default_rng(1)
     places = [(int(random.integers(len(content))), int(random.integers(8))) for _ in range(flips)]
     for part in (b"ntk_convert", b"/layers.0/GroupQueryAttention", b"/alibi/Cast"):
@@ -347,53 +324,38 @@ def test_flipped_bits_of_a_graph_end_in_one_line(repository: Make, run: RunCli, 
     for at, bit in places:
         graph.write_bytes(content)
         flip(graph, at, bit)
-        damaged = graph.read_bytes()
-        result = run("validate", folder)
-        what = f"bit {bit} of byte {at}: {result.err}"
-        assert result.code == 1, what
-        assert result.err.startswith("error: model.onnx"), what
-        assert result.err.count("\n") == 1, what
-        assert "this is a bug" not in result.err, what
-        if failed.exists():
-            assert "FAILED" in result.out, what
-            assert report_of(folder)["passed"] is False, what
-            assert not graph.exists(), what
-            assert failed.read_bytes() == damaged, what
-            failed.unlink()
-            (folder / REPORT).unlink()
-        else:
-            said = " was not written by ntk-convert, ", " is not as the conversion or export wrote it"
-            assert any(words in result.err for words in said), what
-            assert graph.read_bytes() == damaged, what
-            assert not (folder / REPORT).exists(), what
+        with pytest.raises((ValidationError, SourceError)) as error:
+            graphs_report(folder).check()
+            compare_files(read_converted(folder))  # what changes no result changes the file
+        assert "\n" not in str(error.value), (bit, at)
 
 
-def test_all_graphs_are_validated_and_only_wrong_ones_are_renamed(
-    repository: Make, run: RunCli, refused: Refused
-) -> None:
+def test_all_graphs_are_validated(repository: Make) -> None:
     folder = repository(dtype=torch.float16)
     export(folder, OnnxOptions(standalone=True, validate=False))
     exported(folder)
     names = ["model.onnx", "model_fp32.onnx", "onnx/model_fp16.onnx"]
-    edit(folder / "model_fp32.onnx", relu)
-    assert run("validate", folder).err.startswith("error: model_fp32.onnx: graph: ")
-    before, wrong, after = report_of(folder)["graphs"]
-    assert [graph["file"] for graph in (before, wrong, after)] == names
-    assert (wrong["profile"], wrong["dtype"], wrong["structure"][0]["passed"]) == ("ort", "fp32", False)
-    assert all(check["passed"] for right in (before, after) for check in right["providers"][0]["checks"])
-    assert [(folder / name).exists() for name in names] == [True, False, True]
-    assert (folder / "model_fp32.onnx.failed").exists()
-    # What failed is no graph any more.
-    assert run("validate", folder).code == 0
-    (folder / REPORT).unlink()
+    right = (folder / names[1]).read_bytes()
+    edit(folder / names[1], relu)
+    report = graphs_report(folder)
+    assert (report.failure or "").startswith("model_fp32.onnx: graph: ")
+    assert [(graph.file, graph.passed) for graph in report.graphs] == list(
+        zip(names, (True, False, True), strict=True)
+    )
+    (folder / names[1]).write_bytes(right)
     for name, kept in (("onnx/model_fp16.onnx_data", 100), ("onnx/model_fp16.onnx_data", 0), (names[0], 0)):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:kept])
-        graph = name.removesuffix("_data")
-        assert refused("validate", folder).startswith(f"error: {graph} was not written by ntk-convert, or is")
+        with pytest.raises(
+            ValidationError, match=f"^{name.removesuffix('_data')} was not written by ntk-conv"
+        ):
+            graphs_report(folder)
         (folder / name).write_bytes(content)
     (folder / "onnx/model_fp16.onnx_data").unlink()
-    assert "model_fp16.onnx was not written by ntk-convert, or is damaged" in refused("validate", folder)
+    with pytest.raises(
+        ValidationError, match=r"model_fp16\.onnx was not written by ntk-convert, or is damaged"
+    ):
+        graphs_report(folder)
 
 
 def test_results_that_are_all_zero(repository: Make) -> None:
@@ -419,36 +381,32 @@ CHANGED: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_files_that_are_not_as_they_were_written(
-    repository: Make, run: RunCli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_not_as_they_were_written(repository: Make, run: RunCli) -> None:
     """Graphs over changed weights still agree with torch, which reads them too."""
     folder = repository(sharded=True)
     exported(folder)
-    # These may be edited.
-    (folder / "README.md").write_text("# Mine\n")
-    for name in ("genai_config.json", "generation_config.json", "tokenizer_config.json"):
-        edit_json(folder / name, {"note": "mine"})
-    report = validate(folder)
-    assert report.passed
+    export(folder, OnnxOptions(standalone=True, validate=False))
+    (folder / "README.md").write_text("# Mine\n")  # may be edited
+    assert run("validate", folder).code == 0
     for name, change in CHANGED.items():
-        if name.startswith("onnx/"):
-            export(folder, OnnxOptions(standalone=True, validate=False))
-        (folder / REPORT).write_text("old")
         right = (folder / name).read_bytes()
         change(folder / name)
-        before = fingerprint(folder)
-        result = run("validate", folder)
-        assert (result.code, result.out) == (1, "")
-        assert result.err.startswith(f"error: {name} is not as the conversion or export wrote it")
-        assert result.err.count("\n") == 1
-        assert before.keys() - fingerprint(folder).keys() == {REPORT}
+        with pytest.raises(SourceError, match=f"^{name} is not as the conversion or export wrote it"):
+            compare_files(read_converted(folder))
         (folder / name).write_bytes(right)
-        monkeypatch.setattr(comparison, "run", lambda *_, **__: report)  # nothing reads the other changes
+    exported(folder)
+    edit(folder / "model.onnx", lambda model: setattr(model, "doc_string", "mine"))
+    before, result = fingerprint(folder), run("validate", folder)
+    assert (result.code, "\nFAILED  model.onnx: " in result.out or "FAILED  files: " in result.out) == (
+        1,
+        True,
+    )
+    assert fingerprint(folder) == before
 
 
-def test_without_a_sha256_weights_are_not_compared(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
-    """As for linked weights, and for a repository that has lost its manifest."""
+def test_linked_weights_are_not_compared_and_a_manifest_is_needed(
+    pristine: Pristine, run: RunCli, tmp_path: Path
+) -> None:
     folder = convert(
         pristine("bloom"), tmp_path / "model", scale=2, train_length=TRAIN_LENGTH, link="hard", verify=False
     ).path
@@ -459,12 +417,8 @@ def test_without_a_sha256_weights_are_not_compared(pristine: Pristine, run: RunC
     weights.write_bytes(content)
     flip(weights, -2)
     assert run("validate", folder).code == 0
-    edit_json(folder / "config.json", {"note": "mine"})
-    assert "config.json is not as" in run("validate", folder).err
     (folder / MANIFEST).unlink()
-    done = run("validate", folder)
-    assert done.code == 0
-    assert f"note: {folder} has no {MANIFEST}, so changed files were not looked for" in done.out
+    assert f"FAILED  files: {folder} has no {MANIFEST}" in run("validate", folder).out
 
 
 # The report
@@ -472,11 +426,10 @@ def test_without_a_sha256_weights_are_not_compared(pristine: Pristine, run: RunC
 
 @pytest.mark.version
 @pytest.mark.parametrize(("family", "profile"), list(zip(("bloom", "mpt"), PROFILES, strict=True)))
-def test_the_report_of_a_right_graph(repository: Make, run: RunCli, profile: Profile, family: str) -> None:
+def test_the_report_of_a_right_graph(repository: Make, profile: Profile, family: str) -> None:
     folder = repository(family)
     path = exported(folder, profile) / "model.onnx"
-    assert run("validate", folder, "--provider", "cpu").code == 0
-    report = report_of(folder)
+    report = graphs_report(folder, "cpu").to_json()
     assert report["passed"] is True
     assert report["versions"].keys() == {"onnx", "onnxruntime", "torch", "transformers"}
     assert report["versions"]["onnxruntime"] == onnxruntime.__version__
@@ -510,18 +463,18 @@ def test_the_report_of_a_right_graph(repository: Make, run: RunCli, profile: Pro
     ],
 )
 def test_a_bfloat16_graph_runs_in_float32_on_the_cpu(
-    repository: Make, run: RunCli, profile: Profile, family: str, changes: dict[str, Any]
+    repository: Make, profile: Profile, family: str, changes: dict[str, Any]
 ) -> None:
     folder = repository(family, dtype=torch.bfloat16, **changes)
     exported(folder, profile)
-    result = run("validate", folder)
-    assert result.code == 0, result.err
-    native, widened = report_of(folder)["graphs"]
+    report = graphs_report(folder)
+    assert report.passed, report.failure
+    native, widened = report.to_json()["graphs"]
     assert (native["file"], native["dtype"]) == ("model.onnx", "bf16")
     assert (widened["file"], widened["dtype"]) == ("model_fp32.onnx", "fp32")
     [place] = native["providers"]
     assert "in float32" in place["note"]
-    assert "in float32" in result.out
+    assert "in float32" in report.summary()
     assert place["tolerance"] == TOLERANCES["fp32"]
     assert widened["providers"][0]["note"] is None
 
@@ -556,7 +509,6 @@ BACKBONE = "feature-extraction"
 )
 def test_parts_of_right_graphs_pass(
     repository: Make,
-    run: RunCli,
     cut: Callable[..., None],
     family: str,
     profile: Profile,
@@ -567,9 +519,9 @@ def test_parts_of_right_graphs_pass(
     folder = repository(family, **model)
     exported(folder, profile, **options)
     cut(*kinds)
-    result = run("validate", folder)
-    assert result.code == 0, result.err
-    for graph in report_of(folder)["graphs"]:
+    report = graphs_report(folder)
+    assert report.passed, report.failure
+    for graph in report.to_json()["graphs"]:
         for kind in kinds:  # without logits, the vocabulary need not be shorter
             assert (CUTS[kind][1] in graph["extent"]) == (options.get("task") != BACKBONE or kind != "logits")
         if profile == "ort" and family in tiny.FACTORIES:
@@ -608,12 +560,10 @@ def test_cuda_whose_libraries_do_not_load(
         assert line.startswith(f"error: {NO_CUDA[0]}")
         assert line.endswith(NO_CUDA[1])
         assert fingerprint(folder) == before
-    done = run("validate", folder)
+    done = run("validate", folder, "--json")
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[-1].startswith(f"note: no graph was run on CUDA: {NO_CUDA[0]}")
-    assert report_of(folder)["note"].endswith(NO_CUDA[1].strip())
-    assert [place["provider"] for place in report_of(folder)["graphs"][0]["providers"]] == ["cpu"]
-    assert (folder / "model.onnx").exists()
+    assert done.json["graphs"]["note"].endswith(NO_CUDA[1].strip())
+    assert [place["provider"] for place in done.json["graphs"]["graphs"][0]["providers"]] == ["cpu"]
 
 
 @pytest.mark.usefixtures("gpu_build")
@@ -642,7 +592,7 @@ def test_a_silent_fall_back_is_an_error(repository: Make, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_large_operators_that_ran_elsewhere_are_a_failure(
-    repository: Make, run: RunCli, monkeypatch: pytest.MonkeyPatch, profile: Profile
+    repository: Make, monkeypatch: pytest.MonkeyPatch, profile: Profile
 ) -> None:
     """onnxruntime gives single operators to the CPU without a word."""
 
@@ -655,11 +605,10 @@ def test_large_operators_that_ran_elsewhere_are_a_failure(
     exported(folder, profile)
     monkeypatch.setattr(comparison, "Session", Elsewhere)
     monkeypatch.setattr(comparison, "check_available", lambda provider: None)
-    result = run("validate", folder, "--provider", "cuda")
-    assert result.code == 1
+    report = graphs_report(folder, "cuda")
     operator = "GroupQueryAttention" if profile == "ort" else "MatMul"
-    assert f"{operator} on {CPU}" in result.err
-    on_cpu, on_cuda = report_of(folder)["graphs"][0]["providers"]
+    assert f"{operator} on {CPU}" in (report.failure or "")
+    on_cpu, on_cuda = report.to_json()["graphs"][0]["providers"]
     assert all(check["passed"] for check in on_cpu["checks"])
     assert [check["name"] for check in on_cuda["checks"] if not check["passed"]] == ["provider"]
 
@@ -682,19 +631,16 @@ def test_what_may_run_on_the_cpu(ran: list[tuple[str, int]], *, passed: bool) ->
 
 
 def test_float32_graphs_are_not_asked_of_cuda(
-    repository: Make, run: RunCli, monkeypatch: pytest.MonkeyPatch
+    repository: Make, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its GroupQueryAttention has half precision only, and would silently run on the CPU."""
     folder = repository()
     exported(folder)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     monkeypatch.setattr(comparison, "check_available", lambda provider: None)
-    assert run("validate", folder).code == 0
-    [on_cpu] = report_of(folder)["graphs"][0]["providers"]
-    assert on_cpu["provider"] == "cpu"
-    result = run("validate", folder, "--provider", "cuda")
-    assert result.code == 1
-    assert "--onnx-dtype fp16" in result.err
+    [on_cpu] = graphs_report(folder).graphs[0].providers
+    assert on_cpu.provider == "cpu"
+    assert "--onnx-dtype fp16" in refused("validate", folder, "--provider", "cuda")
 
 
 @pytest.mark.gpu
@@ -715,7 +661,7 @@ def test_graphs_on_cuda(repository: Make, family: str, profile: Profile, dtype: 
     stored = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(dtype.rpartition("-")[2], torch.float32)
     folder = repository(family, dtype=stored)
     exported(folder, profile, dtype=dtype)
-    report = validate(folder, provider="cuda")
+    report = graphs_report(folder, "cuda")
     assert report.passed, report.failure
     [graph] = [graph for graph in report.graphs if graph.dtype == dtype]
     on_cpu, on_cuda = graph.providers

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from converter import UnsupportedModel, convert, inspect
 from converter.errors import Undecided
-from converter.families.refusals import check_source
-from converter.model.overrides import overridden, parse, words
+from converter.families.checks import check_source
+from converter.model.overrides import overridden, parse, set_words
 from tests import tiny
 from tests.conftest import MakeSource, Refused, RunCli, edit_json, fingerprint
 from tests.patched import config_of, load
@@ -39,15 +39,15 @@ def undecided(make_source: MakeSource) -> Path:
 
 def test_an_answer_is_used_and_recorded(undecided: Path, run: RunCli, tmp_path: Path) -> None:
     before = fingerprint(undecided)
-    words = (undecided, *SCALE, "--set", "norm_head=true", "--set", "rms_norm_eps=1e-5", "--out")
-    shown = run(*words, tmp_path / "out", "--dry-run")
+    set_words = (undecided, *SCALE, "--set", "norm_head=true", "--set", "rms_norm_eps=1e-5", "--out")
+    shown = run(*set_words, tmp_path / "out", "--dry-run")
     assert "+ norm_head: true\n" in shown.out
     assert '"set": {"norm_head": true, "rms_norm_eps": 1e-05}' in shown.out
     assert "note: the source's config.json was read with --set norm_head=true --set" in shown.out
     assert not (tmp_path / "out").exists()
 
     given = {"norm_head": True, "rms_norm_eps": 1e-5}
-    result = run(*words, tmp_path / "out", "--json").json
+    result = run(*set_words, tmp_path / "out", "--json").json
     config = config_of(tmp_path / "out")
     assert result["set"] == config["ntk_convert"]["set"] == given
     assert {key: config[key] for key in given} == given
@@ -69,8 +69,8 @@ def test_inspect_and_plot_take_it(undecided: Path, run: RunCli, tmp_path: Path) 
     found = run("inspect", undecided, "--set", "norm_head=false")
     assert "\nset             norm_head=false\n" in found.out
     assert inspect(undecided, overrides={"norm_head": False}).to_json()["set"] == {"norm_head": False}
-    words = (undecided, "--set", "norm_head=false", "--out", tmp_path / "pictures")
-    found = run("plot", *words, "--json").json["files"]
+    set_words = (undecided, "--set", "norm_head=false", "--out", tmp_path / "pictures")
+    found = run("plot", *set_words, "--json").json["files"]
     assert sorted(found) == sorted(map(str, (tmp_path / "pictures").iterdir()))
 
 
@@ -115,7 +115,7 @@ def test_a_rotary_model(tmp_path: Path) -> None:
     assert inspect(tmp_path / "out").train_length == 128
 
 
-# Family, changes to its config, what is set, and the line's words.
+# Family, changes to its config, what is set, and the line's set_words.
 REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...], int, str]] = [
     ("bloom", {}, ("norm_head",), 2, "--set 'norm_head' is not KEY=VALUE, e.g."),
     ("bloom", {}, ("a..b=1",), 2, "is not KEY=VALUE"),
@@ -271,6 +271,6 @@ VALUES = st.recursive(
 @settings(max_examples=50)
 @given(st.dictionaries(st.from_regex(r"[a-z_]+(\.[a-z_]+)*", fullmatch=True), VALUES, max_size=4))
 def test_the_command_line_gives_back_what_it_was_made_of(overrides: dict[str, Any]) -> None:
-    found = words(overrides)
+    found = set_words(overrides)
     assert found[::2] == ["--set"] * len(overrides)
     assert dict(map(parse, found[1::2])) == overrides

@@ -30,7 +30,7 @@ from converter.pictures.curves import APART, draw_curves, draw_models
 from converter.pictures.per_head import card_figure, card_picture, draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.plotting import curves, plot
 from converter.pictures.positions import Positions, read
-from converter.pictures.style import DPI, LONGEST, MARGIN, MOST_LINES, plain, render
+from converter.pictures.style import DPI, MARGIN, MOST_LINES, WIDEST_LABEL, plain, render
 from converter.scaling.scaling import Scaling
 from converter.scaling.slopes import stock_slopes
 from tests import tiny
@@ -289,7 +289,7 @@ def test_hostile_names_are_drawn_as_plain_text(tmp_path: Path) -> None:
     for shown in map(plain, HOSTILE):
         assert shown.isascii()
         assert shown.isprintable()
-        assert 0 < len(shown) <= LONGEST
+        assert 0 < len(shown) <= WIDEST_LABEL
         assert not set(shown) & set("$\\^{}<>&")
     name = HOSTILE[0]
     results = Results([measurement(model=name, task=name, scaling=each) for each in HOSTILE], {})
@@ -304,12 +304,12 @@ def test_hostile_names_are_drawn_as_plain_text(tmp_path: Path) -> None:
 def test_nothing_is_cut_off_and_everything_is_seen_on_dark_pages() -> None:
     flat = tuple(2 ** (-16 * (head + 1) / 32) for head in range(32))
     scaling = Scaling("by-parts", dynamic="position", rate=1.5, train_length=65536, ramp=(8192.0, 32768.0))
-    story = Positions("m" * LONGEST, flat, [scaling, replace(scaling, rate=1e-5)], train_length=65536)
-    results = Results([measurement(model="m" * LONGEST, scaling="s" * 90)], {})
+    story = Positions("m" * WIDEST_LABEL, flat, [scaling, replace(scaling, rate=1e-5)], train_length=65536)
+    results = Results([measurement(model="m" * WIDEST_LABEL, scaling="s" * 90)], {})
     for figure in (
         card_figure(story),
         draw_span(story),
-        draw_curves(results, "m" * LONGEST, "lines"),
+        draw_curves(results, "m" * WIDEST_LABEL, "lines"),
     ):
         picture = Image.open(io.BytesIO(render(figure)))
         assert "transparency" not in picture.info

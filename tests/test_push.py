@@ -149,7 +149,7 @@ def test_a_new_repository(hub: HubServer, push: Push, out: Path, work: Path, tmp
     assert (run.json["repo"], run.json["branch"], run.json["pull_request"]) == (ID, "main", None)
     assert run.json["url"] == f"{hub.endpoint}/{ID}"
     assert run.json["left"] == sorted([*stray, ".git/", "elsewhere/", "ntk_alibi/__init__.py"])
-    assert [check["name"] for check in run.json["checks"]] == CHECKED
+    assert [check["name"] for check in run.json["checks"]] == ["config", *CHECKED]
     assert len([request for request in hub.requests if "/commit/" in request.path]) == 1
     assert {request.token for request in hub.requests if request.host == "hub"} <= {TOKEN, None}
 
@@ -213,8 +213,7 @@ def test_a_branch_that_begins_with_all_of_it(hub: HubServer, push: Push, out: Pa
 
 
 CLASHES: dict[str, Callable[[Path], object]] = {
-    "model.gguf": lambda folder: (folder / "model.gguf").write_text("GGUF"),
-    ".gitignore": lambda folder: (folder / ".gitignore").write_text("*.json\n"),
+    "tokenizer.json": lambda folder: edit_json(folder / "tokenizer.json", {"mark": "theirs"}),
     SHARDS[2]: lambda folder: flip(folder / SHARDS[2]),
     "config.json": lambda folder: edit_json(folder / "config.json", {"mark": "theirs"}),
 }
@@ -238,6 +237,30 @@ def test_something_else_is_refused(
     begins = ["a new branch begins as the default one"] if "new" in words else []
     refused(push(*words), ID, clash, "--overwrite", *begins)
     assert sent(hub) == []
+
+
+def test_an_update_of_the_same_model(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
+    """What was pushed is converted again and pushed: only what others put there stays, and graphs."""
+    older = Path(shutil.copytree(out, tmp_path / "older"))
+    for name in ("ntk_old.py", "model.onnx"):
+        (older / name).write_text("old")
+    relist(older)
+    (older / "notes.md").write_text("theirs")
+    hub.commit(ID, older)
+    convert(older, out, scale=4, verify=False, overwrite=True)
+    run = push("--json", "-v")
+    assert run.code == 0, run.err
+    assert (run.json["deleted"], run.json["stale"]) == (["ntk_old.py"], ["model.onnx"])
+    assert "config.json" in run.json["changed"]
+    more = {name: (older / name).read_bytes() for name in ("notes.md", "model.onnx")}
+    assert pushed(hub) == contents(out) | more
+    assert "model.onnx, graphs of the older model" in run.err
+    assert push("--json").json["changed"] == []
+
+    edit_json(older / "config.json", {"hidden_size": 64, "n_embed": 64})  # another model of that name
+    relist(older)
+    hub.commit(ID, older)
+    refused(push(), ID, "holds something else")
 
 
 @pytest.mark.parametrize("words", [[], ["--branch", "ntk"]])

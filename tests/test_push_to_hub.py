@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from http import HTTPStatus
@@ -55,7 +56,9 @@ def test_from_the_hub_to_the_hub(
     again = command("push", "out", ID, "--json", start=UNVERIFIED, HF_TOKEN=TOKEN)
     assert again.code == 0, again.err
     assert (again.json["changed"], again.json["commit"]) == ([], repository.refs["main"])
-    refused(command(ID, "--scale", "2", "--out", "again", HF_TOKEN=TOKEN), "already converted", SOURCE)
+    more = command(ID, "--scale", "4", "--out", "again", "--push-to-hub", ID, HF_TOKEN=TOKEN)
+    assert more.code == 0, more.err
+    assert json.loads(hub.files(ID)["config.json"])["alibi_scaling"]["factor"] == 4
 
 
 @pytest.mark.usefixtures("source")

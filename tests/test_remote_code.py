@@ -148,7 +148,7 @@ def test_a_repository_that_names_other_code(
     folder = convert(make_source(), tmp_path / "out", scale=2, verify=False).path
     put(folder, name, content)
     manifest.write(folder, [path.relative_to(folder).as_posix() for path in folder.rglob("*.*")], {})
-    for words in (("push", folder, "ada/x"), ("validate", folder), ("export", folder), ("adopt", folder)):
+    for words in (("push", folder, "ada/x"), ("export", folder)):
         line = refused(*words)
         key, _, named = note.partition(": ")
         assert f"error: {name} has {key} {named.partition(',')[0]}" in line

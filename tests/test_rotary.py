@@ -23,7 +23,7 @@ from converter.model.open import open_model
 from converter.model.rotary import RotaryModel
 from converter.rotary import settings
 from converter.rotary.models import MODELS, REFUSED
-from converter.scaling.frequencies import METHODS, frequencies, scaled_frequencies, yarn_attention
+from converter.scaling.frequencies import ROTARY_METHODS, frequencies, scaled_frequencies, yarn_attention
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.open import open_folder
 from converter.verification.check import Check
@@ -52,7 +52,7 @@ def test_the_formulas(base: float, dim: int, factor: float) -> None:
     assert all(low <= high * (1 + 1e-12) for low, high in pairwise(divisors))
     divided = scaled_frequencies(base, dim, "linear", factor)
     assert divided == pytest.approx([frequency / factor for frequency in stock])
-    for method in METHODS:
+    for method in ROTARY_METHODS:
         unscaled = scaled_frequencies(base, dim, method, 1.0, (64, 2048))
         assert unscaled == pytest.approx(stock, rel=1e-15)
 

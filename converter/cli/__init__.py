@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
         # matplotlib logs that it builds its font cache on its first run.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    reserve = bytearray(8 << 20)  # so that there is memory left to say that there is none
     try:
         code = cli.main(words, prog_name="ntk-convert", standalone_mode=False)
         interrupts.ignore()
@@ -84,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except Exception as error:
+        del reserve
         if verbose:
             traceback.print_exc()
         line, code = _explain(error)

@@ -112,7 +112,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     if graph is not None:
         requirements.check(plan, graph)
     if target is not None:
-        pushing.check(target, plan.model.origin.source)
+        pushing.check(target, plan.model.origin, plan.config)
     if arguments["dry_run"]:
         result = conversion.preview()
         later = {} if graph is None else dict.fromkeys(files.planned_files(plan, graph))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from converter.bytesize import bytes_text
-from converter.model.overrides import words
+from converter.model.overrides import set_words
 from converter.rotary.settings import Change
 from converter.scaling.scaling import number_text, read_scaling
 
@@ -148,7 +148,8 @@ def tuning(found: Tuning) -> str:
         verdict += "Give prompts of your own, of a kind that the model can answer."
         return "\n".join([*lines, verdict])
     decisive = next(each for each in found.choices if each.verdict == found.verdict)
-    verdict += _reason(decisive, named[decisive.measure])
+    than = "with the scaling that it was tuned with" if found.baseline.scaled else "without scaling"
+    verdict += _reason(decisive, named[decisive.measure], than)
     if found.command is not None:
         return "\n".join([*lines, f"{verdict}. To convert the model this way:", "", f"    {found.command}"])
     if found.verdict == "cannot tell":
@@ -159,7 +160,7 @@ def tuning(found: Tuning) -> str:
     return "\n".join([*lines, verdict])
 
 
-def _reason(choice: Choice, name: str) -> str:
+def _reason(choice: Choice, name: str, than: str) -> str:
     """Why a scaling of this name is advised or not, in a sentence without its full stop."""
     from converter.evaluation.results import PERPLEXITY
 
@@ -168,7 +169,7 @@ def _reason(choice: Choice, name: str) -> str:
     found = judged.comparison
     said = (
         f"Of {judged.items} {what} that took no part in the choice, {found.better} are {done} better with "
-        f"{name} than without scaling, and {found.worse} worse"
+        f"{name} than {than}, and {found.worse} worse"
     )
     if choice.other is None:
         return said
@@ -213,7 +214,7 @@ def _choice(choice: Choice, name: str) -> str:
 
 
 def _versus(measure: str, found: Comparison) -> str:
-    """The difference from no scaling with its interval (95 %), and the items that differ (sign test)."""
+    """The difference from the baseline with its interval (95 %), and the items that differ (sign test)."""
     from converter.evaluation.results import difference_text
 
     value, interval = difference_text(measure, found)
@@ -267,8 +268,8 @@ def inspection(found: Inspection) -> str:
         "weights": weights,
         "trained length": length + found.train_length_origin,
         **({"input limit": f"{found.input_limit} tokens"} if found.input_limit else {}),
-        **({"set": " ".join(words(found.overrides)[1::2])} if found.overrides else {}),
-        "converted": "yes" if found.converted else "no",
+        **({"set": " ".join(set_words(found.overrides)[1::2])} if found.overrides else {}),
+        "converted": f"yes, from {found.original or 'an unknown source'}" if found.converted else "no",
         "scaling": "none; a conversion gives it by default: " * found.by_default
         + str(read_scaling(found.rotary.scaling if found.rotary else found.alibi_scaling)),
     }

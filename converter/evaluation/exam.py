@@ -17,7 +17,7 @@ from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Metric
 from converter.evaluation.runner import complete, losses
 from converter.evaluation.samples import masked_tokens, next_tokens
 from converter.evaluation.statistics import summarise
-from converter.evaluation.subject import LONGEST, Subject
+from converter.evaluation.subject import LONGEST_PROMPT, Subject
 from converter.evaluation.tasks import EMBEDDED, GENERATED, TYPES, AnyTask, make_task
 from converter.evaluation.tasks.task import Collection, Item, Retrieval
 from converter.progress import Advance
@@ -224,11 +224,13 @@ def default_lengths(name: str, train_length: int | None, lengths: Sequence[int])
         raise UsageError(f"the trained length of {name} is not known; give `lengths` or `train_length`")
     wanted = lengths or [multiple * (train_length or 0) for multiple in MULTIPLES]
     for length in wanted:
-        if not 2 <= length <= LONGEST:
+        if not 2 <= length <= LONGEST_PROMPT:
             if not lengths:
                 raise UsageError(
                     f"{name} would be measured at {length} tokens, from its trained length "
-                    f"{train_length}; give `lengths` from 2 to {LONGEST}"
+                    f"{train_length}; give `lengths` from 2 to {LONGEST_PROMPT}"
                 )
-            raise UsageError(f"`lengths` {length} is out of range; give numbers of tokens, 2 to {LONGEST}")
+            raise UsageError(
+                f"`lengths` {length} is out of range; give numbers of tokens, 2 to {LONGEST_PROMPT}"
+            )
     return wanted

@@ -179,7 +179,7 @@ def fit(
         if found.ended == "interrupted":
             if found.best is found.looks[0]:
                 raise interrupts.Interrupted(
-                    "no slopes were better than the stock ones yet, so nothing was written"
+                    "no slopes were better than the model's own yet, so nothing was written"
                 )
             interrupts.forget()
         verdicts = judge(subject, samples, found.best.scaling, trained)

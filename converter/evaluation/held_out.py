@@ -234,7 +234,7 @@ def check_gain(found: Sequence[Judged], how: str) -> None:
     if any(each.verdict == "helps" for each in found) and not harms:
         return
     said = "; ".join(
-        f"{each.measure} at {each.length} tokens: loss {each.before:.4f} with the stock slopes, "
+        f"{each.measure} at {each.length} tokens: loss {each.before:.4f} before, "
         f"{each.after:.4f} fitted, {each.better} of {each.items} better, p = {each.p:.2g}"
         + (" of the answers' probability" if each.measure == "prompts" else "")
         for each in found
@@ -242,8 +242,8 @@ def check_gain(found: Sequence[Judged], how: str) -> None:
     undecided = [each for each in found if each.verdict == "cannot tell"]
     if harms or not undecided:
         raise NoGain(
-            f"no fitted slopes are better than the stock ones on what was kept back ({said}), so nothing was "
-            f"written ({how}); give other text or prompts, or a formula (tune)",
+            f"no fitted slopes are better than the model's own on what was kept back ({said}), so nothing "
+            f"was written ({how}); give other text or prompts, or a formula (tune)",
             "does not help",
         )
     each = min(undecided, key=lambda each: each.needed / each.items)

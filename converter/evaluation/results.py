@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from converter.config import is_count
-from converter.errors import SourceError
+from converter.errors import SourceError, reason
 from converter.scaling.scaling import short_names
 
 FORMAT = 1
@@ -163,7 +163,7 @@ class Results:
                     raise ValueError(f"train_length {length!r}")
             return cls(measurements, models, dict(value["settings"]), float(value["seconds"]))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise SourceError(f"the results file is damaged ({type(error).__name__}: {error})") from error
+            raise SourceError(f"the results file is damaged ({reason(error)})") from error
 
     def tasks(self) -> list[str]:
         """The tasks, in the order in which they were measured."""

@@ -10,7 +10,7 @@ from typing import Any
 from converter.errors import UsageError
 from converter.model.model import Model
 from converter.model.open import SourceOptions
-from converter.model.overrides import words
+from converter.model.overrides import set_words
 from converter.scaling.request import BY_PARTS, Parts, Request, command_line, request_for
 from converter.scaling.scaling import UNSCALED, Basis, Method, Scaling
 
@@ -115,6 +115,6 @@ def command(
     request = request_for(scaling, trained, told=source.get("train_length") is not None)
     if request.slopes is not None and slopes is not None:
         request = replace(request, slopes=replace(request.slopes, name=slopes))
-    more = words(source.get("overrides") or {})
+    more = set_words(source.get("overrides") or {})
     place = {"revision": source.get("revision"), "subfolder": source.get("subfolder")}
     return command_line(str(model), request, "DIR", **place, more=more)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory
+from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory, reason
 from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.results import OTHER_CODE
 from converter.evaluation.runner import Hardware
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from converter.model.open import SourceOptions
 
 CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
-LONGEST = 1 << 24
+LONGEST_PROMPT = 1 << 24
 """Most tokens in a prompt: building a longer one would take all memory."""
 
 
@@ -75,8 +75,8 @@ class Subject:
     def stretched_to(self, target: int) -> int:
         """The trained length; raises ``UsageError`` unless the model can be scaled from it to the target."""
         trained = self.model.trained.tokens
-        if target > LONGEST:
-            raise UsageError(f"`target_length` {target} is out of range; give at most {LONGEST}")
+        if target > LONGEST_PROMPT:
+            raise UsageError(f"`target_length` {target} is out of range; give at most {LONGEST_PROMPT}")
         if trained is None:
             raise UsageError(
                 f"the trained length of {self.model.name} is {self.model.trained.origin}; add `train_length`"
@@ -198,10 +198,7 @@ class Subject:
         except Exception as error:  # damaged weights can raise anything
             if out_of_memory(error):
                 raise
-            reason = str(error).partition("\n")[0]
-            raise SourceError(
-                f"{self.model.name} does not load ({type(error).__name__}: {reason})"
-            ) from error
+            raise SourceError(f"{self.model.name} does not load ({reason(error)})") from error
         if found["missing_keys"]:
             lacking = min(found["missing_keys"])
             if not self.model.decoder:

@@ -178,7 +178,9 @@ class Family:
             SourceError: it names a class that no conversion writes.
         """
         named = config.get("architectures") or [self.language_model]
-        if not isinstance(named, list) or not all(name in self.classes for name in named):
+        if not isinstance(named, list) or not all(
+            isinstance(name, str) and name in self.classes for name in named
+        ):
             raise SourceError(
                 f"config.json: architectures is {named!r:.200}, and a converted {self.title} has one of "
                 f"{', '.join(self.classes)}; correct it"

@@ -14,20 +14,20 @@ from typing import Any
 from converter.config import LONGEST, PROVENANCE, Config, Geometry, is_count
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.families import SLOPES, Family
+from converter.families.checks import check_wrapper
 from converter.families.family import UNREAD
-from converter.families.refusals import check_wrapper
 from converter.model.model import Model
 from converter.model.words import Words, alibi_words
 from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength
 from converter.scaling.scaling import DYNAMIC_REACH, Scaling, rows, stretched
 from converter.scaling.slopes import NATS, SEEN, Slopes, longest_row, span_of
 from converter.source.checkpoint import Checkpoint, Tensor
-from converter.source.sentence_transformers import LIMITS, stated_limit
+from converter.source.sentence_transformers import INPUT_LIMITS, stated_limit
 from converter.source.tokenizer import Tokenizer
 from converter.source.values import FLOATS, blocks, same_values
 
-ROTARY = re.compile(r"(^|[._])(rotary|rope|inv_freq)")
-LEARNED = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$")
+ROTARY_TENSOR = re.compile(r"(^|[._])(rotary|rope|inv_freq)")
+LEARNED_TENSOR = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ class AlibiModel(Model):
         else:
             return None
         if not self.decoder:
-            reach = max(reach, own or 0, stated_limit(self.contents(LIMITS)) or 0)
+            reach = max(reach, own or 0, stated_limit(self.contents(INPUT_LIMITS)) or 0)
         return min(reach, LONGEST)
 
     def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
@@ -319,7 +319,7 @@ class AlibiModel(Model):
 def check_positions(names: Iterable[str]) -> None:
     """Refuses weights that were trained with positions other than ALiBi, whatever their config says."""
     for name in names:
-        kind = "rotary" if ROTARY.search(name) else "learned" if LEARNED.search(name) else None
+        kind = "rotary" if ROTARY_TENSOR.search(name) else "learned" if LEARNED_TENSOR.search(name) else None
         if kind is not None:
             raise UnsupportedModel(
                 f"the weights have a tensor {name!r}, so this model has {kind} positions, not the ALiBi that "

@@ -17,7 +17,7 @@ from converter.rotary.settings import Change
 from converter.scaling.request import Defaults, Request, TrainLength
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.checkpoint import Checkpoint, read_checkpoint
-from converter.source.sentence_transformers import LIMITS, Nested, nested_files
+from converter.source.sentence_transformers import INPUT_LIMITS, Nested, nested_files
 from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer, read_tokenizer
 from converter.weights.finite import Scan
@@ -203,9 +203,9 @@ class Model(ABC):
         """What these JSON files hold, by name; in a converted repository, with the source's input limits."""
         found = self.source.contents(names)
         limits = (self.provenance.limits if self.provenance else None) or {}
-        for name in limits.keys() & found.keys() & LIMITS.keys():
+        for name in limits.keys() & found.keys() & INPUT_LIMITS.keys():
             if isinstance(found[name], dict):
-                found[name] = with_value(found[name], LIMITS[name], limits[name])
+                found[name] = with_value(found[name], INPUT_LIMITS[name], limits[name])
         return found
 
     @property

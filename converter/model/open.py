@@ -17,8 +17,8 @@ from converter.config import (
 )
 from converter.errors import UsageError
 from converter.families import converted_family
-from converter.families.refusals import (
-    QUANTISED,
+from converter.families.checks import (
+    QUANTISED_KEYS,
     check_family,
     check_merged,
     check_one_save,
@@ -81,6 +81,10 @@ def open_model(model: str | Path, *, progress: bool = False, **options: Unpack[S
         progress=progress,
     )
     opened = read_model(source, train_length, options.get("overrides") or {})
+    if opened.converted:
+        check_one_save(source)
+    if isinstance(opened, RotaryModel):
+        opened.check_record()
     settled(source, {CONFIG: opened.config}, opened.row_kinds)
     return opened
 
@@ -94,7 +98,6 @@ def read_model(
     if family is None and (origin is None or origin.rotary is None):
         return _source(source, config, train_length, overrides or {})
     check_merged(source.name, source.files)
-    check_one_save(source)
     check_plain(config)
     origin = origin or Provenance(None, None, None)
     _check_recorded(origin, overrides or {})
@@ -112,8 +115,9 @@ def read_model(
     record = origin.rotary or {}
     # This config is the one that would be loaded, so it is checked, whatever its record says.
     settings.check_code(config)
-    found = {**settings.respelled(config), **record[SOURCE_CONFIG]}
-    found.pop(PROVENANCE)
+    before = {**settings.respelled(config), **record[SOURCE_CONFIG]}
+    missing = [PROVENANCE, *(key for key, value in record[SOURCE_CONFIG].items() if value is None)]
+    found = without_implementation({key: value for key, value in before.items() if key not in missing})
     scaling = read_scaling(record.get("scaling"))
     return RotaryModel(rotary=settings.read(found), source_config=found, scaling=scaling, **given)
 
@@ -122,7 +126,7 @@ def _source(source: Source, written: Config, train_length: int | None, overrides
     check_adapter(source)
     config = overridden(without_implementation(written), overrides)
     # transformers 4.57 only looks whether such a key is there.
-    config = {key: value for key, value in config.items() if key not in QUANTISED or value is not None}
+    config = {key: value for key, value in config.items() if key not in QUANTISED_KEYS or value is not None}
     given: dict[str, Any] = {
         "source": source,
         "config": written,

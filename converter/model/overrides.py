@@ -15,10 +15,10 @@ from typing import Any
 from converter.config import PROVENANCE, Config, is_count
 from converter.errors import SourceError, Undecided, UnsupportedModel, UsageError
 from converter.families import SLOPES
-from converter.families.refusals import QUANTISED, check_source
+from converter.families.checks import QUANTISED_KEYS, check_source
 from converter.source import jsonfile
 
-FIXED = ("model_type", "auto_map", "alibi_scaling", "_name_or_path", PROVENANCE, SLOPES, *QUANTISED)
+FIXED = ("model_type", "auto_map", "alibi_scaling", "_name_or_path", PROVENANCE, SLOPES, *QUANTISED_KEYS)
 """Keys that say what a checkpoint is and where it comes from; a user's word cannot change that."""
 SIZES = (
     ("n_head", "n_heads", "num_attention_heads"),
@@ -42,8 +42,8 @@ def parse(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def words(overrides: Mapping[str, Any]) -> list[str]:
-    """The values as words of a command line."""
+def set_words(overrides: Mapping[str, Any]) -> list[str]:
+    """The values as set_words of a command line."""
     return [word for key, value in overrides.items() for word in ("--set", f"{key}={_shown(value)}")]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry
+from converter.errors import SourceError
 from converter.model.model import Model
 from converter.model.words import Words, auto_class, task
 from converter.rotary import settings
@@ -24,7 +25,7 @@ The base depends on the longest sequence of a batch, padding included. transform
 until a pass has fewer tokens than `max_position_embeddings`; scaling therefore starts at the length in that
 key. Cached keys keep the rotation they got when they were computed, so a text read in one pass and the same
 text continued from a cache give different numbers."""
-HEADS = ("lm_head.weight", "embed_out.weight")
+HEAD_TENSORS = ("lm_head.weight", "embed_out.weight")
 """Names of the language model's head; GPT-NeoX uses the second, up to transformers 4."""
 BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attention\.bias|masked_bias|(\w+_)?mask)$")
 """Buffers that old checkpoints store and no version of a model reads."""
@@ -80,10 +81,24 @@ class RotaryModel(Model):
         }
         return {**result, PROVENANCE: replace(self.origin, rotary=record).to_json()}
 
+    def check_record(self) -> None:
+        """Raises ``SourceError`` if config.json has other positions than its record says."""
+        if self.provenance is None:
+            return
+        length = self.provenance.train_length
+        recorded = settings.scaled_config(self.source_config, self.rotary, self.scaling, length)
+        found = settings.respelled(self.config)
+        for key in (self.rotary.model.base_key, settings.SCALING):
+            if found.get(key) != recorded.get(key):
+                raise SourceError(
+                    f"config.json has {key} {found.get(key)!r}, and its record of the conversion says "
+                    f"{recorded.get(key)!r}; put that back, or convert the original again"
+                )
+
     @property
     def tied_tensors(self) -> tuple[str, ...]:
         ties = self.source_config.get("tie_word_embeddings", self.rotary.model.ties) is True
-        return HEADS if ties else ()
+        return HEAD_TENSORS if ties else ()
 
     def stock(self, stored: Config) -> Frequencies:
         return self.rotary.frequencies

@@ -38,7 +38,7 @@ SHORT, STEPS = 48, 8
 """Tokens of a short prompt, decoding steps."""
 KEPT = 256
 """Positions of a long prompt whose logits are compared: spread over it, always including the last."""
-LONGEST = 16384
+LONGEST_ROW = 16384
 """Tokens; a longer trained length is not run, because the time of attention grows with its square."""
 LOGITS, TABLE = 25_000_000, 100_000_000
 """Largest numbers of logits of a prompt and of elements of an embedding; the vocabulary is cut to fit."""
@@ -74,9 +74,9 @@ def extent(repository: AlibiModel) -> Extent:
     trained = repository.trained.tokens
     notes = [] if trained else [f"trained length not known, {UNKNOWN_LENGTH} taken for it"]
     at = trained or UNKNOWN_LENGTH
-    if at > LONGEST:
-        notes.append(f"trained length {at} not reached, {LONGEST} run instead")
-        at = LONGEST
+    if at > LONGEST_ROW:
+        notes.append(f"trained length {at} not reached, {LONGEST_ROW} run instead")
+        at = LONGEST_ROW
     beyond = max(at + at // 4, min(4 * at, 2048))
 
     hidden = geometry.num_heads * geometry.head_dim

@@ -45,7 +45,7 @@ MARK: dict[str, Any] = {"color": "0.45", "linewidth": 0.9}
 HEADING: dict[str, Any] = {"fontsize": 11, "x": 0.01, "horizontalalignment": "left"}
 """Style of a figure's title."""
 
-LONGEST = 70
+WIDEST_LABEL = 70
 """Most characters of a text from a file."""
 MOST_LINES = 8
 """More lines in one picture cannot be told apart."""
@@ -88,7 +88,7 @@ def plain(text: str) -> str:
     labels that begin with an underscore.
     """
     clean = re.sub(r"[^\w./,:;()+% -]", "_", text, flags=re.ASCII).strip().lstrip("_") or "unnamed"
-    return clean if len(clean) <= LONGEST else f"{clean[: LONGEST - 3]}..."
+    return clean if len(clean) <= WIDEST_LABEL else f"{clean[: WIDEST_LABEL - 3]}..."
 
 
 def log2_axis(

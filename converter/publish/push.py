@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.config import Config, read_provenance
-from converter.errors import PushError, SourceError, UsageError
+from converter.config import Config, Provenance
+from converter.errors import PushError, UsageError
 from converter.interrupts import Interrupted
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
 from converter.publish.hub import BRANCH, Hub, Target, same
-from converter.result import manifest
-from converter.result.again import GRAPHS
+from converter.publish.older import Comparison, find_older
 from converter.result.card import by_hand, with_place
 from converter.source.hub import DEFAULT_REVISION
-from converter.source.jsonfile import parse_object
-from converter.source.source import CARD, CONFIG
+from converter.source.source import CARD
 
 if TYPE_CHECKING:
     from converter.verification import Check
@@ -128,10 +126,10 @@ def push(
         ) from error
 
 
-def check(options: PushOptions, source: str | None = None) -> None:
-    """Checks before hours of work what would keep a push of a conversion of ``source`` from working."""
-    hub, target = _open(options, source, progress=False)
-    if target is not None and not options.overwrite and _older(hub, target, source) is None:
+def check(options: PushOptions, origin: Provenance, config: Config) -> None:
+    """Checks before hours of work what would keep a push of such a result from working."""
+    hub, target = _open(options, origin.source, progress=False)
+    if target is not None and not options.overwrite and find_older(hub, target, origin, config) is None:
         held = sorted(target.files.keys() - {*UNLISTED, GIT_SETTINGS})
         if held:
             raise _occupied(options, target, held)
@@ -214,62 +212,33 @@ def _to_send(contents: Contents, options: PushOptions) -> dict[str, bytes | Path
     return files
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What a push changes in its target."""
-
-    changed: Sequence[str]
-    """Files that the target lacks or has otherwise."""
-    deleted: Sequence[str] = ()
-    stale: Sequence[str] = ()
-    """See ``PushResult``."""
-
-
 def _compare(
     hub: Hub, options: PushOptions, contents: Contents, files: Mapping[str, bytes | Path], target: Target
 ) -> Comparison:
     """Compares the files with the target's; ``PushError`` for those that must not be replaced."""
-    theirs = target.files
+    theirs, model = target.files, contents.repository
     changed = [
         name
         for name, content in files.items()
         if name not in theirs or not same(content, contents.digests.get(name), theirs[name])
     ]
     others = sorted(theirs.keys() - files.keys() - {GIT_SETTINGS})
-    if options.overwrite:
-        return Comparison(changed, others)
-    older = _older(hub, target, contents.origin)
-    if older is None:
+    found = Comparison(changed, others)
+    if not options.overwrite:
+        older = None if model.provenance is None else find_older(hub, target, model.provenance, model.config)
         clash = [name for name in (*changed, *others) if name in theirs and name not in UNLISTED]
+        if older is not None:
+            clash = [name for name in clash if name in changed and not older.wrote(name)]
+            found = older.update(changed, others, model)
         if clash:
             raise _occupied(options, target, clash)
-        return Comparison(changed)
-    config, listed = older
-    clash = [name for name in changed if name in theirs and name not in (*UNLISTED, *listed)]
-    if clash:
-        raise _occupied(options, target, clash)
-    model = contents.repository
-    same_model = config.get("alibi_scaling") == model.config.get("alibi_scaling") and not {
-        *changed
-    }.intersection(model.checkpoint.files)
-    graphs = [name for name in others if name.endswith(GRAPHS)]
-    obsolete = [name for name in others if name in listed and name not in graphs]
-    return Comparison(changed, obsolete, [] if same_model else graphs)
-
-
-def _older(hub: Hub, target: Target, source: str | None) -> tuple[Config, Collection[str]] | None:
-    """config.json and the manifest's files of a target that was made from the same source, else None."""
-    if source is None or not {CONFIG, manifest.MANIFEST} <= target.files.keys():
-        return None
-    try:
-        config = parse_object(hub.read(CONFIG, target.head), CONFIG)
-        listed = parse_object(hub.read(manifest.MANIFEST, target.head), manifest.MANIFEST).get("files")
-        provenance = read_provenance(config)
-    except SourceError:
-        return None
-    if provenance is None or provenance.source != source or not isinstance(listed, (dict, list)):
-        return None
-    return config, [str(name) for name in listed]
+        if older is None:
+            found = Comparison(changed)
+    if IGNORED in theirs:
+        raise PushError(
+            f"{options.repo_id} has a {IGNORED}, by which the Hub leaves out files; remove it there"
+        )
+    return found
 
 
 def _occupied(options: PushOptions, target: Target, held: Sequence[str]) -> PushError:

@@ -71,6 +71,14 @@ def listed(source: Source) -> dict[str, Entry]:
     return _entries(source.object(MANIFEST).get("files"), UNLISTED)
 
 
+def digests(content: Mapping[str, Any]) -> dict[str, str | None]:
+    """The files that a manifest of any version lists -> SHA-256, None where it has none."""
+    files = content.get("files")
+    if isinstance(files, list):
+        return dict.fromkeys(map(str, files))
+    return {name: entry.sha256 for name, entry in _entries(files, UNLISTED).items()}
+
+
 def _entries(files: Any, unlisted: Collection[str]) -> dict[str, Entry]:
     entries = {}
     for name, found in files.items() if isinstance(files, dict) else ():

@@ -27,7 +27,7 @@ from converter.result.manifest import MANIFEST
 from converter.source.jsonfile import read_object
 
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-LONGEST = 200
+LONGEST_NAME = 200
 """Most bytes in the name of the out folder. The staging folder's name is longer; file systems allow 255."""
 MARK = ".ntk-convert-"
 """In the name of every staging folder."""
@@ -60,8 +60,8 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     origin = Path(os.path.realpath(source))
     if place.is_symlink():
         raise OutputError(f"`out` {out} is a symbolic link that points back to itself; name another folder")
-    if len(os.fsencode(place.name)) > LONGEST:
-        raise OutputError(f"the name of `out` is longer than {LONGEST} bytes; choose a shorter one")
+    if len(os.fsencode(place.name)) > LONGEST_NAME:
+        raise OutputError(f"the name of `out` is longer than {LONGEST_NAME} bytes; choose a shorter one")
     if place.exists() and not place.is_dir():
         raise OutputError(f"`out` {out} is a file; name a folder that does not exist yet")
     weights = {Path(os.path.realpath(entry)) for pattern in ("*", "*/*") for entry in source.glob(pattern)}

@@ -16,7 +16,7 @@ from converter.config import LONGEST, Config, Geometry, agreed, count, head_dim,
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.rotary.models import MODELS, REFUSED, RotaryModel
 from converter.scaling.frequencies import (
-    METHODS,
+    ROTARY_METHODS,
     Frequencies,
     frequencies,
     ntk_base,
@@ -177,7 +177,7 @@ def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
     method, model_type, reads = scaling.method, rotary.model.model_type, rotary.model.reads
     if method == FITTED:
         return f"`slopes` scales slopes, and the rotary {model_type!r} has none; give `method` ntk"
-    if method not in METHODS:
+    if method not in ROTARY_METHODS:
         return (
             f"`method` {method} scales slopes only and cannot scale the rotary {model_type!r}; "
             "give `method` ntk"

@@ -25,7 +25,7 @@ from converter.scaling.slopes import Ramp
 
 Frequencies = tuple[float, ...]
 """One frequency per pair of channels, in radians per token, the highest first."""
-METHODS = ("ntk", "by-parts", "linear", "none")
+ROTARY_METHODS = ("ntk", "by-parts", "linear", "none")
 """The methods that have a rotary form."""
 
 

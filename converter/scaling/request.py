@@ -240,7 +240,8 @@ class Request:
         the first tokens look as far ahead as the last ones look back.
 
         Raises:
-            UsageError: the trained length is needed but not known, the target is not above it, a strength is missing, or the slopes were fitted from another trained length.
+            UsageError: the trained length is needed but not known, the target is not above it,
+                a strength is missing, or the slopes were fitted from another trained length.
         """
         if self.slopes is not None:
             return self._given(self.slopes, trained)

@@ -231,7 +231,7 @@ LIMITS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     ),
 }
 """Key of ``alibi_scaling`` -> whether a value can be one, and what is expected."""
-KEYS: Mapping[Method, tuple[str, ...]] = {
+METHOD_KEYS: Mapping[Method, tuple[str, ...]] = {
     "ntk": ("temperature",),
     "by-parts": ("ramp", "temperature"),
     FITTED: ("exponents", "temperatures"),
@@ -257,7 +257,7 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
     static = "factor" in given
     if static == ("train_seq_len" in given):
         raise SourceError(f"{where} needs a factor or train_seq_len, and not both")
-    own = KEYS.get(method, ())
+    own = METHOD_KEYS.get(method, ())
     read = {key: given[key] for key in LIMITS if key in given and not (static and key in ("dynamic", "rate"))}
     for key, each in read.items():
         fits, expected = LIMITS[key]

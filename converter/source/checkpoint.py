@@ -36,7 +36,7 @@ ITEM_BYTES = {
 }
 """Bytes per element of each safetensors dtype that a model's weights can have."""
 
-QUANTISED = re.compile(r"\.(qweight|qzeros|scales)$")
+QUANTISED_TENSOR = re.compile(r"\.(qweight|qzeros|scales)$")
 """Finds the tensors of a quantised layer, as GPTQ and AWQ store it."""
 WEIGHT = re.compile(r"\.(weight|bias)$")
 """Finds weights. A mask, which may be of integers, can be called bias too, but has more dimensions."""
@@ -120,7 +120,7 @@ def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str,
         raise SourceError(f"{index} has no weight_map; download it again")
     suffix = ".bin" if index == BIN_INDEX else ".safetensors"
     for tensor, file in weight_map.items():
-        if QUANTISED.search(tensor):
+        if QUANTISED_TENSOR.search(tensor):
             raise quantised(f"tensor {tensor[:200]!r}")
         plain = isinstance(file, str) and file.isprintable()
         # Not absolute, and without a part that leads out of the folder.
@@ -194,7 +194,7 @@ def _tensors(folder: Path, files: list[str]) -> dict[str, Tensor]:
         for name, tensor in read_header(folder / file).items():
             if name in tensors:
                 raise SourceError(f"the tensor {name!r} is in both {tensors[name].file} and {file}")
-            if QUANTISED.search(name):
+            if QUANTISED_TENSOR.search(name):
                 raise quantised(f"tensor {name!r}")
             if WEIGHT.search(name) and len(tensor.shape) < 3 and "F" not in tensor.dtype:
                 raise UnsupportedModel(

@@ -41,7 +41,7 @@ FLAGS = {
 }
 """Older key of 1_Pooling/config.json -> mode, in the order in which several vectors are joined."""
 MODES = tuple(FLAGS.values())
-LIMITS = {**dict.fromkeys(SENTENCE_CONFIGS, "max_seq_length"), TOKENIZER_CONFIG: "model_max_length"}
+INPUT_LIMITS = {**dict.fromkeys(SENTENCE_CONFIGS, "max_seq_length"), TOKENIZER_CONFIG: "model_max_length"}
 """File -> key of its input limit: of sentence-transformers for an encoder, and of the tokenizer."""
 
 
@@ -158,7 +158,7 @@ def _modes(settings: dict[str, Any]) -> tuple[str, ...]:
 
 def stated_limit(contents: Mapping[str, Any]) -> int | None:
     """The input limit that the JSON files of a source state, by name; sentence-transformers' comes first."""
-    for name, key in LIMITS.items():
+    for name, key in INPUT_LIMITS.items():
         content = contents.get(name)
         limit = content.get(key) if isinstance(content, dict) else None
         if is_count(limit, LONGEST - 1):  # larger ones, such as 1e30, stand for none
@@ -176,8 +176,8 @@ def set_limits(
     """
     files: dict[str, Any] = {}
     changed = []
-    for name in (TOKENIZER_CONFIG,) if decoder else LIMITS:
-        content, key = contents.get(name), LIMITS[name]
+    for name in (TOKENIZER_CONFIG,) if decoder else INPUT_LIMITS:
+        content, key = contents.get(name), INPUT_LIMITS[name]
         before = content.get(key) if isinstance(content, dict) else limit
         if limit is None or before == limit:  # a JSON file that is not an object stays as it is
             continue

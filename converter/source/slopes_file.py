@@ -12,7 +12,7 @@ from converter.scaling.scaling import FITTED, read_scaling
 from converter.source.jsonfile import parse_object, read_bytes
 from converter.source.source import plain_text
 
-KEYS = {"type", "exponents", "temperatures", "factor", "train_seq_len", "dynamic", "rate"}
+SLOPES_KEYS = {"type", "exponents", "temperatures", "factor", "train_seq_len", "dynamic", "rate"}
 
 
 def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
@@ -29,7 +29,7 @@ def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
     record = content.pop(RECORD, None)
     if content.get("type") != FITTED:
         raise SourceError(f"{shown} is not a file of fitted slopes: its type is not {FITTED!r}")
-    for key in content.keys() - KEYS:
+    for key in content.keys() - SLOPES_KEYS:
         raise SourceError(
             f"{shown} has the unknown key {plain_text(str(key))}; remove it, or put it under {RECORD!r}"
         )

@@ -22,13 +22,13 @@ from functools import partial
 from pathlib import Path
 
 from converter.config import Config
-from converter.errors import ConverterError, VerificationError
+from converter.errors import ConverterError, VerificationError, reason
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.rotary import RotaryModel
 from converter.progress import Bar, steps
 from converter.scaling.scaling import UNSCALED
-from converter.verification.check import Check, not_ours, reason
+from converter.verification.check import Check, not_ours
 
 __all__ = ["Check", "verify"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,8 +27,3 @@ class Check:
 def not_ours(error: Exception) -> bool:
     """Whether an error of a check is one of the machine, such as a full disk, and not of the repository."""
     return out_of_memory(error) or getattr(error, "errno", None) not in (None, errno.ENOENT)
-
-
-def reason(error: Exception) -> str:
-    """An error in one line; transformers' can list all models."""
-    return f"{type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' ...')}"

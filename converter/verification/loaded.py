@@ -23,12 +23,12 @@ from transformers import DynamicCache, FalconPreTrainedModel, GenerationConfig, 
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from converter.config import Config
-from converter.errors import ConverterError, VerificationError
+from converter.errors import ConverterError, VerificationError, reason
 from converter.source.jsonfile import read_object
 from converter.source.open import open_folder
 from converter.source.source import CONFIG, VOCABULARIES
 from converter.source.tokenizer import TOKENIZER_CONFIG, VOCABULARY_ENDS, our_class
-from converter.verification.check import Check, not_ours, reason
+from converter.verification.check import Check, not_ours
 from converter.verification.patched import Patched
 from converter.verification.shrunk import BLOCK, Shrunk
 

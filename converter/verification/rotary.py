@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from converter.errors import VerificationError
-from converter.families.refusals import check_wrapper
+from converter.families.checks import check_wrapper
 from converter.model.rotary import RotaryModel
 from converter.verification.check import Check
 from converter.verification.tensors import fits

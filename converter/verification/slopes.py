@@ -42,7 +42,7 @@ CONTENT = -40.0
 # Of a steep head, only the nearest keys have weights that float32 can hold: within so many nats.
 DEEPEST = 40.0
 # Most keys in a probe if no slope asks for more (``ROW``), in all layers of a decoder together.
-LONGEST = {"decoder": 1 << 17, "encoder": 256}
+MOST_TOKENS = {"decoder": 1 << 17, "encoder": 256}
 # Tokens with which a decoder's cache is filled at a time. This bounds the memory of their hidden states.
 CHUNK = 4096
 
@@ -71,7 +71,7 @@ def check(patched: Patched) -> Check:
     if scaling.dynamic:
         # The factor depends only on rate * tokens / train_length, so another train_length tests the same.
         part = min(1.0, scaling.rate / 2)
-        room = LONGEST[family.kind] // (layers if family.kind == "decoder" else 1)
+        room = MOST_TOKENS[family.kind] // (layers if family.kind == "decoder" else 1)
         usual = min(scaling.train_length, int(room * part))
         # The length at which the factor is 2 (or the rate, if that is larger).
         seen_in = row(math.ceil(scaling.train_length / part))

@@ -35,7 +35,7 @@ FAILED = 64
 ERRORS = {kind.__name__: kind for kind in (SourceError, OSError, RuntimeError)}
 MEMORY = 4 << 30
 """Bytes a worker may allocate on top of twice its file's size: for torch itself and a large tensor's copy."""
-LONGEST = 300
+LONGEST_MESSAGE = 300
 """Most characters of a failed worker's message that are shown."""
 LOOK = 0.05
 """Seconds between two looks at the worker, and at whether the run still lives."""
@@ -96,7 +96,7 @@ def _not_started(reason: str) -> ConverterError:
 
 def _one_line(text: str) -> str:
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    return words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
+    return words if len(words) <= LONGEST_MESSAGE else f"{words[:LONGEST_MESSAGE]}..."
 
 
 def _cut_off(name: str) -> str:

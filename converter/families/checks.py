@@ -14,7 +14,7 @@ from converter.source.checkpoint import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS
 from converter.source.keys import ADAPTER, MERGE
 from converter.source.source import Source
 
-QUANTISED: Mapping[str, tuple[Any, ...]] = {
+QUANTISED_KEYS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("quantization_config", "compression_config"), (None,)),
     **dict.fromkeys(("quantization_bit", "bigdl_transformers_low_bit"), (None, 0, "")),
 }
@@ -56,7 +56,7 @@ def check_family(family: Family, config: Config) -> Family:
 
 def check_plain(config: Config) -> None:
     """The checks of any checkpoint, converted or not."""
-    for key, others in QUANTISED.items():
+    for key, others in QUANTISED_KEYS.items():
         if config.get(key) not in others:
             raise quantised(f"{key} is set")
     for key in NORMS:

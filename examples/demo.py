@@ -92,12 +92,12 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable_progress_bar()
 
-    step("Converting the model and exporting its graph (1 of 3)")
+    step("Converting the model and exporting its graph (1 of 4)")
     model, out = MODEL.relative_to(ROOT), ROOT / options.out
     train_length = ("--train-length", TRAIN_LENGTH)
-    command(model, *train_length, "--onnx", "--overwrite", "--out", options.out)
+    command(model, *train_length, "--onnx", "--overwrite", "--quiet", "--out", options.out)
 
-    step("Loading the result in transformers and onnxruntime (2 of 3)")
+    step("Loading the result in transformers and onnxruntime (2 of 4)")
     tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
     models = {
         "stock": AutoModelForCausalLM.from_pretrained(MODEL).eval(),
@@ -114,11 +114,14 @@ def main() -> None:
     print(f"\nThe answers to a prompt of {longest} tokens:\n")
     show(prompt, said | {"onnx": onnx_continuation(out, tokenizer, prompt["prompt"])})
 
-    step("Comparing the stock model (method none) with scalings of it (3 of 3)")
+    step("Comparing the stock model (method none) with scalings of it (3 of 4)")
     print(f"\nThe model was trained on at most {TRAIN_LENGTH} tokens. Guessing would score 3 %.")
     scalings = ("--methods", "none,by-parts,ntk,linear", "--dynamic", "position")
     asked = ("--prompts", PROMPTS.relative_to(ROOT), "--items", options.items)
     command("eval", model, *scalings, *asked, *train_length)
+
+    step("Checking the result once more (4 of 4)")
+    command("validate", options.out)
 
 
 if __name__ == "__main__":

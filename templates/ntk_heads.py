@@ -83,7 +83,7 @@ class Support:
         if "vllm" in sys.modules:
             raise ValueError(
                 f"{cls.__name__}: vLLM cannot run this code; leave out --trust-remote-code and --model-impl, "
-                "and install the plugin: pip install '.[vllm]' in a clone of ntk-convert"
+                "and install the plugin beside vLLM: pip install . in a clone of ntk-convert"
             )
         return bool(cls._supports_attention_backend)
 

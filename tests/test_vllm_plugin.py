@@ -43,7 +43,7 @@ def test_a_repository_s_own_code_refuses_vllm(family: Family, monkeypatch: pytes
         model = getattr(load(f"modeling_ntk_{family.name}"), family.language_model)
     assert model.is_backend_compatible() == (family.kind == "decoder")
     monkeypatch.setitem(sys.modules, "vllm", sys)
-    with pytest.raises(ValueError, match=r"vLLM cannot run this code.*pip install '\.\[vllm\]'"):
+    with pytest.raises(ValueError, match=r"vLLM cannot run this code.*pip install \."):
         model.is_backend_compatible()
 
 

@@ -132,7 +132,7 @@ SERVE = """\
 With vLLM and the plugin of ntk-convert, which has this model:
 
 ```
-pip install '.[vllm]'    # in a clone of ntk-convert
+pip install .    # in a clone of ntk-convert, beside vLLM, which it leaves as it is
 {command} {length}
 ```
 
@@ -230,9 +230,12 @@ def describe(
         bare = isinstance(repository, AlibiModel) and repository.head == "Model"
         embeds, pooling = bare and not repository.decoder, " --pooling mean"
     if weights == "original":
-        same = "Tokenizer" if rounded else "Weights, tokenizer"
+        kept = ["weights"] * (not rounded) + ["tokenizer"] * bool(tokenizer.here or tokenizer.elsewhere)
+        same = ", ".join(kept).capitalize()
         differs = words.differs + ", and the weights' dtype" * rounded
-        changed = f"{same} and tensor names are those of the source; only {differs}"
+        changed = (
+            f"{f'{same} and tensor' if same else 'Tensor'} names are those of the source; only {differs}"
+        )
     elif weights == "other":
         changed = "It was changed after that conversion, as by fine-tuning, so its weights are its own"
     else:

@@ -78,7 +78,7 @@ class PromptFile(Task):
     @property
     def unsized(self) -> bool:
         """Whether there is a prompt without a length of its own."""
-        return self.own_lengths and any(case.length is None for case in self.cases)
+        return self.name == "prompts" and any(case.length is None for case in self.cases)
 
     def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
@@ -86,7 +86,8 @@ class PromptFile(Task):
         """The first prompts; see ``Task.items``.
 
         Prompts that may be cut are cut to each length, including those that fit. Others are listed under
-        their own ``length``, and those without one under the next of ``lengths``, else the next power of two.
+        their own ``length``; the user's without one under the next of ``lengths``, else the next power of
+        two; and the published, which are all alike, under the length of the longest.
         """
         if not self.own_lengths:
             return self._cut(tokenizer, lengths, self.cases[:count])
@@ -97,7 +98,10 @@ class PromptFile(Task):
             item = Item(encode(tokenizer, case.prompt), case.answers, case.depth)
             tokens = max(len(item.ids), 1)
             found = min((each for each in lengths if each >= tokens), default=1 << (tokens - 1).bit_length())
-            groups.setdefault(case.length or found, []).append(item)
+            groups.setdefault(case.length or (found if self.unsized else 0), []).append(item)
+        if not self.unsized and 0 in groups:
+            alike = groups.pop(0)
+            groups[max(len(item.ids) for item in alike)] = alike
         return {length: items[:count] for length, items in sorted(groups.items())}
 
     def score(self, item: Item, text: str) -> float:

@@ -196,7 +196,7 @@ class DefaultGroup(click.Group):
         if args and args[0] not in self.commands and args[0] not in self.own_options:
             longer = [name for name in self.commands if args[0].startswith(name) and args[0].isalpha()]
             meant = longer or get_close_matches(args[0], self.commands, n=1)
-            if meant and not Path(args[0]).exists():
+            if meant and "/" not in args[0] and not Path(args[0]).exists():
                 ctx.fail(f"{args[0]} is no command, and no file or folder; did you mean {meant[0]}?")
             args = [self.default, *args]
         return super().parse_args(ctx, args)

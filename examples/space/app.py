@@ -159,7 +159,7 @@ def look(
         name = typed.strip().removeprefix("https://huggingface.co/").rstrip("/")
         if SPACE and (not HUB_ID.fullmatch(name) or Path(name).exists()):
             raise refusal("give a Hub id, such as bigscience/bloom-1b7; for a folder, run this page yourself")
-        length = int(given) if given and before and before.name == name else None
+        length = int(given) if given and (before is None or before.name == name) else None
         found = inspect(name, train_length=length, **access(folder, login))
         config = Path(name)
         if found.commit is not None:

@@ -52,7 +52,9 @@ seed_option = task_option(
 )
 run_options = options(
     run_option(
-        "--device", type=click.Choice(["cpu", "cuda"]), help="Where to run; by default CUDA if available."
+        "--device",
+        type=click.Choice(["cpu", "cuda", "auto"]),
+        help="Where to run; by default CUDA if available. auto spreads layers over all GPUs, CPU and disk.",
     ),
     run_option("--dtype", type=click.Choice(["fp32", "fp16", "bf16"]), help="Type to compute in."),
     run_option("--batch-size", type=int, metavar="N", help="Largest number of sequences in a batch."),

@@ -76,7 +76,8 @@ def evaluate(
             ``own_lengths``, such as ``prompts``, ignore them.
         items: most prompts of each length, and most windows of the longest length.
         seed: the same seed gives the same prompts.
-        device: ``cpu`` or ``cuda``; by default CUDA if there is a CUDA device.
+        device: ``cpu``, ``cuda``, or ``auto``, which spreads the layers over all GPUs, the CPU and the disk;
+            by default CUDA if there is a CUDA device.
         dtype: ``fp32``, ``fp16`` or ``bf16``; by default as stored on CUDA, and float32 on a CPU if it fits
             into memory.
         batch_size: most rows at once.

@@ -170,12 +170,13 @@ class Subject:
     def describe(self, scaling: Scaling) -> dict[str, Any]:
         """What results record about the model."""
         model = self.scaled(scaling)
+        devices = set(getattr(model, "hf_device_map", {"": model.device}).values())
         return {
             **about(self.model),
             **({"code": OTHER_CODE} if self.other_code else {}),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "dtype": str(model.dtype).removeprefix("torch."),
-            "device": str(model.device),
+            "device": ", ".join(sorted(map(str, devices))),
             **({"predicts": "masked tokens"} if self.predicts_masked else {}),
         }
 
@@ -200,6 +201,8 @@ class Subject:
     def _load(self, model_class: Any, folder: Path, **arguments: Any) -> Any:
         if self._dtype is None:  # chosen once, so all scalings use the same dtype
             self._dtype = self.machine.dtype_of(read_checkpoint(folder).parameters)
+        if self.machine.spread:
+            arguments |= {"device_map": "auto", "offload_folder": self.work / "offload"}
         try:
             with quiet():
                 model, found = model_class.from_pretrained(
@@ -221,7 +224,7 @@ class Subject:
             raise UnsupportedModel(
                 f"{self.model.name} has no language model, which evaluation needs: {lacking} is not stored"
             )
-        return model.to(self.machine.device).eval()
+        return model.eval() if self.machine.spread else model.to(self.machine.device).eval()
 
 
 def about(model: Model) -> dict[str, Any]:
@@ -285,7 +288,7 @@ def open_subject(
         except torch.OutOfMemoryError as error:
             raise UsageError(
                 "the device does not have enough memory; give shorter lengths, a smaller `batch_size`, or "
-                "`device` cpu"
+                "`device` auto or cpu"
             ) from error
         finally:
             subject._loaded = None

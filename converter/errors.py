@@ -58,6 +58,10 @@ class ProviderError(ConverterError):
     """An execution provider of onnxruntime is missing, or fell back to another one."""
 
 
+class ServerError(ConverterError):
+    """A server of models is gone, or rejects what ``eval`` asks."""
+
+
 class MissingPackage(ConverterError):
     """A package of an optional extra is not installed."""
 

@@ -13,7 +13,7 @@ from converter.model.model import Model
 from converter.model.open import ModelOptions, open_with_request
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling, averaged, rows
-from converter.source.checkpoint import weight_index
+from converter.source.checkpoint import ITEM_BYTES, weight_index
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,6 +36,29 @@ class SlopeTable:
 
 
 EMPTY = SlopeTable((), None, None, None)
+CACHED = 1000
+"""Tokens for which the size of the cache is given."""
+FOLDED = 8
+"""Channels that a converted ALiBi decoder appends to each head; see ``templates/ntk_alibi.py``."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a conversion of the model takes, in bytes; None where it is not known."""
+
+    weights: Mapping[str, int]
+    """Of the loaded weights, by dtype; empty where the number of parameters is not known."""
+    cache: int | None
+    """Of the keys and values of 1,000 tokens in 16 bits; None for an encoder."""
+    length: int | None
+    """Tokens of the prompt whose ``scores`` are given: the target length, else twice the trained length."""
+    scores: int | None
+    """Of one layer's scores of such a prompt in 16 bits, if no fused kernel computes the attention: at least
+    one copy of them is in memory. With a fused kernel, there are none."""
+    download: int
+    """On disk, in the Hub's cache; 0 for a local folder."""
+    result: int
+    """On disk, of the result's weights in their own dtype; none of it with ``--hard-link``."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +101,7 @@ class Inspection:
     bias_scale: float | None
     """Nats per token for a slope of 1: a head's bias is -slope * bias_scale * distance. None for a rotary
     model."""
+    needs: Needs
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
@@ -113,6 +137,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
             by_default = False
     found = _slopes(opened, scaling)
     rotary = opened.positions == "rotary"
+    weights = _weights(opened)
     return Inspection(
         source=opened.name,
         commit=opened.source.commit,
@@ -121,7 +146,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         converted=opened.converted,
         original=None if opened.provenance is None else opened.provenance.source,
         **asdict(opened.geometry),
-        **_weights(opened),
+        **weights,
         train_length=opened.trained.tokens,
         train_length_origin=opened.trained.origin,
         input_limit=None if opened.decoder else opened.input_limit(scaling),
@@ -132,6 +157,24 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         frequencies=found if rotary else EMPTY,
         rotary=opened.change(scaling),
         bias_scale=opened.bias_scale if isinstance(opened, AlibiModel) else None,
+        needs=_needs(opened, scaling, options.get("target_length"), weights),
+    )
+
+
+def _needs(model: Model, scaling: Scaling, target: int | None, weights: Mapping[str, Any]) -> Needs:
+    count, shape, trained = weights["parameters"], model.geometry, model.trained.tokens
+    channels = shape.head_dim + FOLDED * isinstance(model, AlibiModel)
+    if target is None and trained is not None:
+        target = 2 * trained if scaling.dynamic or not scaling.scaled else int(scaling.factor * trained)
+    half = ITEM_BYTES["F16"]
+    size = sum(each or 0 for each in weights["files"].values())
+    return Needs(
+        weights={} if count is None else {name: count * ITEM_BYTES[name] for name in ("F32", "F16")},
+        cache=2 * shape.num_layers * shape.num_kv_heads * channels * half * CACHED if model.decoder else None,
+        length=target,
+        scores=None if target is None else shape.num_heads * target**2 * half,
+        download=0 if model.source.local else size,
+        result=size,
     )
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -25,16 +26,18 @@ from transformers import AutoModelForCausalLM
 from converter import convert, inspect, tune
 from converter.config import ROTARY, SOURCE_CONFIG
 from converter.errors import ConverterError, SourceError, UsageError
+from converter.evaluation import trainable
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.losses import BUCKETS, by_position, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.runner import Hardware, choose, complete, losses
-from converter.evaluation.samples import next_tokens
+from converter.evaluation.samples import masked_tokens, next_tokens
 from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import make_task
 from converter.evaluation.tasks.task import Item, Task
+from converter.evaluation.trainable import Batch
 from converter.families.templates import templates_folder
 from converter.scaling.request import RAMP, Defaults, Request, TrainLength
 from converter.scaling.scaling import UNSCALED, Scaling
@@ -141,6 +144,46 @@ def test_continuations_are_those_of_transformers(converted: Convert, tmp_path: P
     for prompt, text in zip(prompts, found, strict=True):
         tokens = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False)[0, len(prompt) :]
         assert text == tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "llama", "mosaic_bert"])
+def test_a_model_is_spread_over_cpu_and_disk(
+    pristine: Pristine, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """With no room for most of its layers, and the same numbers; its own device would be "meta"."""
+    ids = tiny.token_ids(2, 40)
+    scaling, found, devices = Scaling("ntk", 2.0), [], []
+    source = pristine(family)
+    free = sum(file.stat().st_size for file in source.glob("*.safetensors")) // 2
+    for device in ("cpu", "auto"):
+        if device == "auto":
+            monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free, total=free))
+        with open_subject(source, choose(device, "fp32", None)) as subject:
+            batch = next_tokens(ids) if subject.model.decoder else masked_tokens(ids, ids % 3 == 0, 5)
+            found.append(subject.losses(scaling, batch))
+            if subject.model.decoder:
+                found.append(subject.complete(scaling, [tuple(row.tolist()) for row in ids], 4))
+            devices.append(subject.describe(scaling)["device"])
+    half = len(found) // 2
+    assert np.abs(found[0] - found[half]).max() < 1e-5
+    assert found[1:half] == found[half + 1 :]
+    assert devices[0] == "cpu"
+    assert "disk" in devices[1]
+
+
+def test_a_head_on_another_device() -> None:
+    """The device "meta" stands for a second GPU; a loss refuses to mix it with the CPU, as CUDA does."""
+    weight, targets = torch.empty(8, 4, device="meta"), torch.full((2, 3), 5)
+    model = SimpleNamespace(
+        config=SimpleNamespace(vocab_size=8),
+        project=lambda states: states.to("meta") @ weight.T,
+        run_backbone=lambda *_, **__: SimpleNamespace(last_hidden_state=torch.zeros(2, 3, 4)),
+    )
+    logits = model.project(torch.zeros(6, 4))
+    with pytest.raises(RuntimeError, match="device"):
+        torch.nn.functional.cross_entropy(logits, targets.flatten())
+    found = trainable.losses(model, Batch(targets, targets))
+    assert (found.device.type, len(found)) == ("meta", 6)
 
 
 # Opening

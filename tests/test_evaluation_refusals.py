@@ -140,6 +140,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
         (f"{LEARN} --dtype fp16", "--dtype fp16 cannot hold the gradients", 2),
         (f"{LEARN} --steps 0", "--steps 0 is out of range", 2),
         (f"{LEARN} --minutes nan", "--minutes nan is out of range", 2),
+        (f"{LEARN} --device auto", "--device auto is for eval and tune", 2),
         (f"{LEARN} --device cuda", "torch finds no CUDA device", 2),
         (f"{PLOT} --dynamic length", "--train-length", 2),
         (f"{PLOT} --out SOURCE/pictures", "only read", 1),
@@ -170,3 +171,11 @@ def test_what_is_refused(
     line = refused(*map(found, words.split()), code=code)
     assert message in line
     assert "`" not in line
+
+
+def test_device_auto_without_accelerate(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = PLACES["SOURCE"](tmp_path / "SOURCE")
+    monkeypatch.setattr("converter.evaluation.runner.find_spec", lambda _: None)
+    assert "pip install accelerate" in refused("eval", source, "--lengths", "200", "--device", "auto")

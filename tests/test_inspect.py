@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from converter import convert, inspect
 from converter.scaling.scaling import Scaling
 from converter.scaling.slopes import stock_slopes
 from tests import tiny
 from tests.conftest import MakeSource, Pristine, RunCli, edit_json, fingerprint
+from tests.patched import load
+from tests.tiny import rotary
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"numpy", "torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "yaml", "tqdm"}
@@ -151,6 +154,45 @@ def test_a_config_without_a_model_type(make_source: MakeSource, run: RunCli) -> 
     """As DNABERT-2's is."""
     source = make_source("mosaic_bert", {"model_type": None})
     assert "family          mosaic_bert (model_type not given)" in run("inspect", source).out
+
+
+# What the model takes
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "cached", "length"),
+    [
+        ("bloom", "--train-length 64", 4 * (8 + 8), 128),
+        ("bloom", "--train-length 64 --target-length 96", 4 * (8 + 8), 96),
+        ("bloom", "--train-length 64 --scale 4", 4 * (8 + 8), 256),
+        ("bloom", "--scale 4", 4 * (8 + 8), None),
+        ("llama", "--scale 4", 0, 4 * rotary.LENGTH),
+        ("mosaic_bert", "--train-length 64", None, 128),
+    ],
+)
+def test_memory_and_disk(
+    pristine: Pristine, run: RunCli, name: str, words: str, cached: int | None, length: int | None
+) -> None:
+    values = run("inspect", source := pristine(name), "--json", *words.split()).json
+    needs, heads = values["needs"], values["num_heads"]
+    if name == "llama":
+        cached = values["num_kv_heads"] * values["head_dim"]
+    size = (source / "model.safetensors").stat().st_size
+    assert needs["weights"] == {"F32": 4 * values["parameters"], "F16": 2 * values["parameters"]}
+    assert needs["cache"] == (cached and 1000 * 2 * 2 * values["num_layers"] * cached)
+    assert (needs["length"], needs["scores"]) == (length, length and 2 * heads * length**2)
+    assert (needs["download"], needs["result"]) == (0, size)
+
+
+def test_a_cache_takes_what_is_told(pristine: Pristine, tmp_path: Path) -> None:
+    convert(pristine("bloom"), tmp_path / "out", scale=2.0, verify=False)
+    model = load(tmp_path / "out", dtype=torch.float16)
+    cache = model(torch.arange(50)[None] + 4, use_cache=True).past_key_values
+    held = sum(
+        each.nbytes for layer in cache.layers for each in (layer.keys[:, :, :50], layer.values[:, :, :50])
+    )
+    assert held * 20 == inspect(tmp_path / "out").needs.cache
+    assert sum(each.nbytes for each in model.parameters()) == inspect(tmp_path / "out").needs.weights["F16"]
 
 
 # What it costs

@@ -53,7 +53,9 @@ seed_option = task_option(
 )
 run_options = options(
     run_option(
-        "--device", type=click.Choice(["cpu", "cuda"]), help="Where to run; by default CUDA if available."
+        "--device",
+        type=click.Choice(["cpu", "cuda", "auto"]),
+        help="Where to run; by default CUDA if available. auto spreads layers over all GPUs, CPU and disk.",
     ),
     run_option("--dtype", type=click.Choice(["fp32", "fp16", "bf16"]), help="Type to compute in."),
     run_option("--batch-size", type=int, metavar="N", help="Largest number of sequences in a batch."),
@@ -153,6 +155,13 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
     show_default=True,
     help="Prompts, or for perplexity windows of text, at each length.",
 )
+@run_option(
+    "--server",
+    metavar="URL",
+    help="Measure MODEL on this OpenAI-compatible server; only its config and tokenizer are read here.",
+)
+@run_option("--model-name", metavar="NAME", help="Name of MODEL on the server.")
+@run_option("--concurrency", type=int, metavar="N", help="Requests to the server at once; 4 by default.")
 @shared_options
 def evaluate(
     models: tuple[str, ...],
@@ -167,13 +176,14 @@ def evaluate(
     Examples:
       ntk-convert eval bigscience/bloom-560m ./bloom-ntk --text book.txt
       ntk-convert eval bigscience/bloom-560m --methods none,by-parts --scales 4
+      ntk-convert eval ./bloom-ntk --server http://localhost:8000 --text book.txt
     """
     from converter.evaluation.evaluate import evaluate as run
     from converter.result.outputs import check_folder
 
     place = None if out is None else check_folder(out, overwrite=overwrite)
     measured = _chosen(names, arguments)
-    result = run(models, tasks=measured, progress=progress(), **arguments)
+    result = run(models, tasks=measured, progress=progress(), say=say, **arguments)
     show(result.to_json(), result.report())
     _write(place, result)
 

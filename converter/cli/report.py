@@ -266,6 +266,7 @@ def inspection(found: Inspection) -> str:
         "layers": str(found.num_layers),
         "parameters": count + (f" ({found.dtype})" if found.dtype else ""),
         "weights": weights,
+        **_needs(found),
         "trained length": length + found.train_length_origin,
         **({"input limit": f"{found.input_limit} tokens"} if found.input_limit else {}),
         **({"set": " ".join(set_words(found.overrides)[1::2])} if found.overrides else {}),
@@ -287,6 +288,27 @@ def inspection(found: Inspection) -> str:
         for head, (stock, scaled) in enumerate(zip(slopes.stock, slopes.scaled, strict=True)):
             lines.append(f"{head:4}  {stock:10.8f}  {scaled:10.8f}  {stock / scaled:.4f}")
     return "\n".join(lines)
+
+
+def _needs(found: Inspection) -> dict[str, str]:
+    """What a conversion of the model takes."""
+    needs, rows = found.needs, {}
+    if needs.weights:
+        rows["memory"] = ", ".join(
+            f"{bytes_text(size)} of weights in {bits} bits"
+            for size, bits in zip(needs.weights.values(), (32, 16), strict=True)
+        )
+    if needs.cache is not None:
+        rows["cache"] = f"{bytes_text(needs.cache)} for 1,000 tokens in 16 bits"
+    if needs.scores is not None:
+        rows["scores"] = (
+            f"{bytes_text(needs.scores)} and more for a prompt of {needs.length} tokens in 16 bits; "
+            "none with a fused kernel"
+        )
+    if needs.result:
+        download = f"{bytes_text(needs.download)} for the download, " * bool(needs.download)
+        rows["disk"] = f"{download}{bytes_text(needs.result)} for the result (none with --hard-link)"
+    return rows
 
 
 def _files(count: int) -> str:

@@ -8,6 +8,7 @@ samples.py     batches of windows or of prompts with their answers
 trainable.py   exponents with gradients in a loaded model, the loss, and the memory that both take
 scalings.py    the scalings to measure
 subject.py     opens a checkpoint once and applies one scaling after another
+server.py      a model on an OpenAI-compatible server, and whether that scales
 exam.py        the prompts, collections and windows for one model, and its answers
 losses.py      windows of a text, their masked tokens, and the loss in them
 runner.py      device, dtype and batches; generates text and computes losses with a loaded model

@@ -63,6 +63,7 @@ def embed(
     for rows in batches([len(text) for text in texts], hardware.rows):
         ids, real = filled([texts[row] for row in rows], hardware.device)
         states = model.base_model(ids, attention_mask=real).last_hidden_state
+        real = real.to(states.device)
         found[rows] = F.normalize(pooled(states.float(), real, pooling), dim=-1).cpu().numpy()
         advance(int(real.sum()))
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import platform
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +17,9 @@ from converter.evaluation.exam import Exam, default_lengths
 from converter.evaluation.results import Measurement, Results
 from converter.evaluation.runner import choose
 from converter.evaluation.scalings import trials
+from converter.evaluation.server import Served, open_served
 from converter.evaluation.statistics import compare
-from converter.evaluation.subject import open_subject
+from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask, make_tasks
 from converter.paths import listed
 from converter.progress import token_bar
@@ -50,7 +52,11 @@ def evaluate(
     device: str | None = None,
     dtype: str | None = None,
     batch_size: int | None = None,
+    server: str | None = None,
+    model_name: str | None = None,
+    concurrency: int | None = None,
     progress: bool = False,
+    say: Callable[[str], object] = str,
     **source: Unpack[SourceOptions],
 ) -> Results:
     """Measures perplexity and retrieval of models, by length and under one or several scalings.
@@ -70,11 +76,18 @@ def evaluate(
             ``own_lengths``, such as ``prompts``, ignore them.
         items: most prompts of each length, and most windows of the longest length.
         seed: the same seed gives the same prompts.
-        device: ``cpu`` or ``cuda``; by default CUDA if there is a CUDA device.
+        device: ``cpu``, ``cuda``, or ``auto``, which spreads the layers over all GPUs, the CPU and the disk;
+            by default CUDA if there is a CUDA device.
         dtype: ``fp32``, ``fp16`` or ``bf16``; by default as stored on CUDA, and float32 on a CPU if it fits
             into memory.
         batch_size: most rows at once.
+        server: measures the model on the OpenAI-compatible server at this URL; of ``models``, which must be
+            one, only config and tokenizer are read. Its own scaling is measured, and where the weights are
+            here and fit, also whether the server computes it.
+        model_name: its name on the server; by default the path that was given, or the only one there is.
+        concurrency: requests at once to the server; 4 by default.
         progress: draw progress bars on stderr.
+        say: called with a line about what is sent to the server, and what is checked first.
         source: see ``SourceOptions``.
 
     Raises:
@@ -82,7 +95,10 @@ def evaluate(
         SourceError: a checkpoint or a task's file is missing, unreadable or damaged.
         UnsupportedModel: a checkpoint cannot be scaled, or is neither a causal language model nor
             an encoder that embeds texts or predicts masked tokens.
-        VerificationError: the converted code and the weights do not fit together.
+        VerificationError: the converted code and the weights do not fit together, or the server computes the
+            model without its scaling.
+        ServerError: the server is gone, or rejects what it is asked.
+        MissingPackage: there is a ``server``, and OpenAI's client is not installed.
     """
     started = time.monotonic()
     if not models:
@@ -91,18 +107,31 @@ def evaluate(
         raise UsageError(f"`items` {items} is out of range; give at least 1")
     requests = trials(methods, scales, dynamic, rates, source.get("train_length"), ramps)
     asked = make_tasks(tasks)
-    hardware = choose(device, dtype, batch_size)
+    opened: AbstractContextManager[Subject | Served]
+    _check_server(
+        server,
+        listed(models),
+        here={"methods": methods, "device": device, "dtype": dtype, "batch_size": batch_size},
+        there={"model_name": model_name, "concurrency": concurrency},
+    )
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files, items=items)
     fixed = bool(asked) and not (files or lengths) and all(task.own_lengths for task in asked)
     measured: list[tuple[Measurement, Hashable]] = []
     described: dict[str, Mapping[str, Any]] = {}
     for model in listed(models):
-        with open_subject(model, hardware, progress=progress, **source) as subject:
+        if server is None:
+            opened = open_subject(model, choose(device, dtype, batch_size), progress=progress, **source)
+        else:
+            opened = open_served(model, server, model_name, concurrency, say=say, **source)
+        with opened as subject:
             name = _unique(subject.model.name, described)
             scalings = [subject.model.resolve(request) for request in requests] or [subject.model.scaling]
             wanted = () if fixed else default_lengths(name, subject.model.trained.tokens, lengths)
             exam = Exam.prepare(subject, asked, files, wanted, items, seed)
+            if isinstance(subject, Served):
+                subject.check_room(exam.longest)
+                subject.check_scaling(exam.text, model, say, source)
             short = short_names(map(str, scalings))
             with token_bar(name, exam.tokens * len(scalings), show=progress) as bar:
                 for scaling in scalings:
@@ -115,8 +144,20 @@ def evaluate(
                         for each in found
                     ]
                 bar.rename(name)
-            described[name] = subject.describe(subject.scaled(scalings[-1]))
+            described[name] = subject.describe(scalings[-1])
     return Results(compared(measured), described, settings, time.monotonic() - started)
+
+
+def _check_server(
+    server: str | None, models: Sequence[Any], here: Mapping[str, Any], there: Mapping[str, Any]
+) -> None:
+    """Refuses options that are for a model ``here``, or ``there`` on a server, where the model is not."""
+    for name, value in (there if server is None else here).items():
+        if value:
+            where = "`server` URL" if server is None else "a model that runs here, and the server has its own"
+            raise UsageError(f"`{name}` is for {where}; drop it" + " or add that" * (server is None))
+    if server is not None and len(models) > 1:
+        raise UsageError(f"`server` measures one model, and there are {len(models)}; measure each by itself")
 
 
 def compared(measured: Sequence[tuple[Measurement, Hashable]]) -> list[Measurement]:

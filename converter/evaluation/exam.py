@@ -14,8 +14,8 @@ from converter.errors import UsageError
 from converter.evaluation.embeddings import find
 from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Metric
-from converter.evaluation.runner import complete, losses
 from converter.evaluation.samples import masked_tokens, next_tokens
+from converter.evaluation.server import Served
 from converter.evaluation.statistics import summarise
 from converter.evaluation.subject import LONGEST_PROMPT, Subject
 from converter.evaluation.tasks import EMBEDDED, GENERATED, TYPES, AnyTask, make_task
@@ -47,7 +47,7 @@ class Exam:
     @classmethod
     def prepare(
         cls,
-        subject: Subject,
+        subject: Subject | Served,
         tasks: Sequence[AnyTask],
         text: Sequence[Path],
         lengths: Sequence[int],
@@ -77,6 +77,26 @@ class Exam:
         asked = sum(_tokens(each) for by_length in self.material.values() for each in by_length.values())
         read = sum(pieces(self.windows, length).size for length in self._window_lengths)
         return asked + read
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that are read and generated at once; a server generates one after each window."""
+        asked = (
+            len(item.ids) + self.tasks[name].max_new_tokens
+            for name, by_length in self.material.items()
+            for found in by_length.values()
+            for item in (() if isinstance(found, Collection) else found)
+        )
+        return max(*asked, 1 + max(self._window_lengths, default=0), 0)
+
+    @property
+    def text(self) -> Sequence[int]:
+        """The first window's tokens, else the longest prompt's."""
+        if self.windows.size:
+            return [int(token) for token in self.windows[0]]
+        lists = [found for by_length in self.material.values() for found in by_length.values()]
+        prompts = [item.ids for found in lists if not isinstance(found, Collection) for item in found]
+        return max(prompts, key=len, default=())
 
     @property
     def _window_lengths(self) -> tuple[int, ...]:
@@ -119,14 +139,13 @@ class Exam:
         return tuple(item.ids for item in found)
 
     def measure(
-        self, subject: Subject, scaling: Scaling, advance: Advance = int, *, first: bool = False
+        self, subject: Subject | Served, scaling: Scaling, advance: Advance = int, *, first: bool = False
     ) -> list[Measurement]:
         """Measures all tasks at all lengths, for one model under one scaling.
 
         With ``first``, a task with no right answer at its shortest length stops there, if the trained length
         covers it: longer prompts would tell nothing.
         """
-        model = subject.scaled(scaling)
         trained = subject.model.trained.tokens
         found: list[Measurement] = []
 
@@ -139,20 +158,20 @@ class Exam:
             task: Any = self.tasks[name]
             for length, material in sorted(by_length.items()):
                 if isinstance(material, Collection):
+                    assert isinstance(subject, Subject)  # _check_kinds: it is an encoder
+                    model = subject.scaled(scaling)
                     scores = find(model, subject.pooling, subject.hardware, task, material, advance)
                     depths: tuple[float | None, ...] = ()
                 else:
                     prompts = [item.ids for item in material]
-                    said = complete(
-                        model, subject.tokenizer, subject.hardware, prompts, task.max_new_tokens, advance
-                    )
+                    said = subject.complete(scaling, prompts, task.max_new_tokens, advance)
                     scores = tuple(task.score(item, text) for item, text in zip(material, said, strict=True))
                     depths = tuple(item.depth for item in material)
                 add(name, task.metric, length, scores, depths=depths)
                 if first and length == min(by_length) and length <= (trained or 0) and not any(scores):
                     break
         for length in self._window_lengths:
-            means, positions = _read(subject, model, self.windows, length, advance)
+            means, positions = _read(subject, scaling, self.windows, length, advance)
             add(PERPLEXITY, "perplexity", length, means, positions=positions)
         return found
 
@@ -161,7 +180,7 @@ def _tokens(found: Sequence[Item] | Collection) -> int:
     return found.tokens if isinstance(found, Collection) else sum(len(item.ids) for item in found)
 
 
-def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
+def _readable(subject: Subject | Served, length: int, seed: int) -> list[AnyTask]:
     """The tasks without a file that fit the length, and whose words the tokenizer knows."""
     if not subject.model.decoder:
         options = " or ".join(TYPES[name].option for name in EMBEDDED)
@@ -184,7 +203,7 @@ def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
     return found
 
 
-def _check_kinds(subject: Subject, tasks: Sequence[AnyTask], text: Sequence[Path]) -> None:
+def _check_kinds(subject: Subject | Served, tasks: Sequence[AnyTask], text: Sequence[Path]) -> None:
     """Refuses tasks that are for another kind of model, and a text for an encoder that predicts none."""
     for task in tasks:
         embeds = isinstance(task, Retrieval)
@@ -199,22 +218,23 @@ def _check_kinds(subject: Subject, tasks: Sequence[AnyTask], text: Sequence[Path
                 f"needs; choose one of {', '.join(EMBEDDED)}"
             )
         if embeds:
+            assert isinstance(subject, Subject)  # no server opens an encoder
             _ = subject.pooling  # refused before anything is computed
     if text:
         _ = subject.mask
 
 
 def _read(
-    subject: Subject, model: Any, windows: NDArray[np.int64], length: int, advance: Advance
+    subject: Subject | Served, scaling: Scaling, windows: NDArray[np.int64], length: int, advance: Advance
 ) -> tuple[tuple[float, ...], tuple[Bucket, ...]]:
     """Each window's mean loss, and the loss by position, in pieces of a length."""
     cut, mask = pieces(windows, length), subject.mask
     if mask is None:
-        found, first = losses(model, subject.hardware, next_tokens(cut), advance)[:, :-1], 1
+        found, first = subject.losses(scaling, next_tokens(cut), advance)[:, :-1], 1
         predicted = np.ones(found.shape, dtype=np.bool_)
     else:
         predicted, first = pieces(masked_positions(windows), length), 0
-        found = losses(model, subject.hardware, masked_tokens(cut, predicted, mask), advance)
+        found = subject.losses(scaling, masked_tokens(cut, predicted, mask), advance)
     return window_losses(found, predicted, len(windows)), by_position(found, predicted, first)
 
 

@@ -16,7 +16,7 @@ from converter.evaluation.descent import End, Look, descend
 from converter.evaluation.evaluate import run_settings
 from converter.evaluation.held_out import ITEMS, Judged, check_gain, judge, judging, rows_of, samples_of
 from converter.evaluation.results import finite
-from converter.evaluation.runner import Hardware, choose, free_memory
+from converter.evaluation.runner import AUTO, Hardware, choose, free_memory
 from converter.evaluation.samples import Samples
 from converter.evaluation.statistics import fewest_shown
 from converter.evaluation.subject import Subject, open_subject
@@ -217,6 +217,8 @@ def _starting_form(
 def _hardware(device: str | None, dtype: str | None, batch_size: int | None) -> Hardware:
     if dtype == "fp16":
         raise UsageError("`dtype` fp16 cannot hold the gradients of long texts; give bf16 or fp32")
+    if device == AUTO:
+        raise UsageError("`device` auto is for eval and tune, and a fit needs one device; give cpu or cuda")
     chosen = choose(device, dtype, batch_size)
     if dtype is None and chosen.device.type == "cuda":
         return choose("cuda", "bf16", batch_size)  # many checkpoints are stored in fp16

@@ -232,7 +232,7 @@ class Results:
         if any(_open(each) for each in self.measurements):
             gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
             parts += [f"? too few items to tell a gain of {gain}", ""]
-        for line in (*self._doubts(), *self._other_code()):
+        for line in (*self._doubts(), *self._other_code(), *self._servers()):
             parts += [line, ""]
         named = legend(own) if labels is None else ""
         return "\n".join([*parts, named] if named else parts[:-1])
@@ -261,6 +261,14 @@ class Results:
             f"{name} has code of another version, or edited code; measured with the code of this version."
             for name, model in self.models.items()
             if model.get("code") == OTHER_CODE
+        ]
+
+    def _servers(self) -> list[str]:
+        """A line for each model that a server ran."""
+        return [
+            f"{name} was measured on {there['url']}, as {there['model']}. Does it scale? {there['scales']}."
+            for name, model in self.models.items()
+            if (there := model.get("server"))
         ]
 
 

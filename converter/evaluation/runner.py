@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from converter.errors import SourceError, UsageError
+from converter.errors import MissingPackage, SourceError, UsageError
 from converter.evaluation import trainable
 from converter.evaluation.samples import FILLER, batches, filled
 from converter.evaluation.trainable import IGNORE, Batch
@@ -23,6 +24,8 @@ from converter.progress import Advance
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
 """Tokens in a batch, with padding; larger batches are not faster on a CPU."""
+AUTO = "auto"
+"""The device that is all of them."""
 SHARE = 0.6
 """Share of the free memory that weights may take."""
 WHOLE_LOGITS = 1 << 29
@@ -38,6 +41,8 @@ class Hardware:
     """None: ``dtype_of`` chooses."""
     batch_size: int | None
     """Most rows at once; None: as many as ``TOKENS_AT_ONCE`` allows."""
+    spread: bool = False
+    """Whether accelerate spreads the layers over the GPUs, the CPU and the disk; ``device`` has the first."""
 
     def dtype_of(self, parameters: int | None) -> torch.dtype | str:
         """The dtype in which to load a model with so many parameters.
@@ -59,16 +64,19 @@ class Hardware:
 
 def choose(device: str | None, dtype: str | None, batch_size: int | None) -> Hardware:
     """The user's choice, checked; the default device is CUDA if there is one, else the CPU."""
-    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    spread = device == AUTO
+    if spread and find_spec("accelerate") is None:
+        raise MissingPackage("`device` auto spreads a model with accelerate: pip install accelerate")
+    name = (None if spread else device) or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in TOKENS_AT_ONCE:
-        raise UsageError(f"`device` {name!r} is unknown; choose one of {', '.join(TOKENS_AT_ONCE)}")
+        raise UsageError(f"`device` {name!r} is unknown; choose one of {', '.join((*TOKENS_AT_ONCE, AUTO))}")
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("`device` cuda: torch finds no CUDA device; drop `device` to run on the CPU")
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"`dtype` {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"`batch_size` {batch_size} is out of range; give at least 1")
-    return Hardware(torch.device(name), DTYPES[dtype] if dtype else None, batch_size)
+    return Hardware(torch.device(name), DTYPES[dtype] if dtype else None, batch_size, spread)
 
 
 MEMORY = Path("/proc/meminfo")

@@ -13,25 +13,29 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory, reason
 from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.results import OTHER_CODE
-from converter.evaluation.runner import Hardware
+from converter.evaluation.runner import Hardware, complete, losses
+from converter.evaluation.trainable import Batch
 from converter.families.templates import templates_folder
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.open import open_model
 from converter.model.words import auto_class
 from converter.plan import decide, write
+from converter.progress import Advance
 from converter.result.again import weights_of
 from converter.result.repository import small_files
 from converter.scaling.request import request_for
@@ -151,20 +155,29 @@ class Subject:
         names = [name for name in self.model.templates if name in source.files]
         return any(source.read(name) != (templates / name).read_bytes() for name in names)
 
-    def describe(self, model: Any) -> dict[str, Any]:
-        """What results record about the model, which ``scaled`` returned."""
+    def complete(
+        self, scaling: Scaling, prompts: Sequence[Sequence[int]], max_new_tokens: int, advance: Advance = int
+    ) -> list[str]:
+        """Continues each prompt greedily under a scaling."""
+        model = self.scaled(scaling)
+        return complete(model, self.tokenizer, self.hardware, prompts, max_new_tokens, advance)
+
+    def losses(self, scaling: Scaling, batch: Batch, advance: Advance = int) -> NDArray[np.float64]:
+        """The negative log-likelihood of each target under a scaling; see ``runner.losses``."""
+        model = self.scaled(scaling)
+        return losses(model, self.hardware, batch, advance)
+
+    def describe(self, scaling: Scaling) -> dict[str, Any]:
+        """What results record about the model."""
+        model = self.scaled(scaling)
+        devices = set(getattr(model, "hf_device_map", {"": model.device}).values())
         return {
-            "family": self.model.kind,
-            "commit": self.model.source.commit,
+            **about(self.model),
             **({"code": OTHER_CODE} if self.other_code else {}),
-            "train_length": self.model.trained.tokens,
-            "heads": self.model.geometry.num_heads,
-            "layers": self.model.geometry.num_layers,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "dtype": str(model.dtype).removeprefix("torch."),
-            "device": str(model.device),
+            "device": ", ".join(sorted(map(str, devices))),
             **({"predicts": "masked tokens"} if self.predicts_masked else {}),
-            **({"set": dict(self.model.overrides)} if self.model.overrides else {}),
         }
 
     def _load_patched(self, patched: Patched) -> Any:
@@ -188,6 +201,8 @@ class Subject:
     def _load(self, model_class: Any, folder: Path, **arguments: Any) -> Any:
         if self._dtype is None:  # chosen once, so all scalings use the same dtype
             self._dtype = self.machine.dtype_of(read_checkpoint(folder).parameters)
+        if self.machine.spread:
+            arguments |= {"device_map": "auto", "offload_folder": self.work / "offload"}
         try:
             with quiet():
                 model, found = model_class.from_pretrained(
@@ -206,14 +221,25 @@ class Subject:
             raise UnsupportedModel(
                 f"{self.model.name} has no language model, which evaluation needs: {lacking} is not stored"
             )
-        return model.to(self.machine.device).eval()
+        return model.eval() if self.machine.spread else model.to(self.machine.device).eval()
 
 
-@contextlib.contextmanager
-def open_subject(
-    model: str | Path, hardware: Hardware, *, progress: bool = False, **options: Unpack[SourceOptions]
-) -> Iterator[Subject]:
-    """Opens a checkpoint, stock or converted, for evaluation; see ``evaluate`` for what it raises."""
+def about(model: Model) -> dict[str, Any]:
+    """What results record about a model, wherever it runs."""
+    return {
+        "family": model.kind,
+        "commit": model.source.commit,
+        "train_length": model.trained.tokens,
+        "heads": model.geometry.num_heads,
+        "layers": model.geometry.num_layers,
+        **({"set": dict(model.overrides)} if model.overrides else {}),
+    }
+
+
+def open_language_model(
+    model: str | Path, *, progress: bool = False, **options: Unpack[SourceOptions]
+) -> Model:
+    """Opens a checkpoint whose config and tokenizer evaluation can use, or an encoder."""
     opened = open_model(model, progress=progress, **options)
     source, config = opened.source, opened.config
     if opened.decoder and auto_class(config) not in (CAUSAL, "AutoModel"):
@@ -225,6 +251,16 @@ def open_subject(
         raise SourceError(
             f"{source.name} has no tokenizer that loads without remote code, and evaluation needs one"
         )
+    return opened
+
+
+@contextlib.contextmanager
+def open_subject(
+    model: str | Path, hardware: Hardware, *, progress: bool = False, **options: Unpack[SourceOptions]
+) -> Iterator[Subject]:
+    """Opens a checkpoint, stock or converted, for evaluation; see ``evaluate`` for what it raises."""
+    opened = open_language_model(model, progress=progress, **options)
+    source = opened.source
     source.fetch([CONFIG, *small_files(source.files), *source.weights()])
     if not isinstance(opened, AlibiModel):
         source.check(source.weights())  # else the conversion does
@@ -249,7 +285,7 @@ def open_subject(
         except torch.OutOfMemoryError as error:
             raise UsageError(
                 "the device does not have enough memory; give shorter lengths, a smaller `batch_size`, or "
-                "`device` cpu"
+                "`device` auto or cpu"
             ) from error
         finally:
             subject._loaded = None

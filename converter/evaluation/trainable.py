@@ -136,7 +136,7 @@ def losses(model: Any, batch: Batch) -> torch.Tensor:
     step = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     parts = []
     for some, targets in zip(
-        states.flatten(0, 1).split(step), batch.targets.flatten().split(step), strict=True
+        states.flatten(0, 1).split(step), batch.targets.to(states.device).flatten().split(step), strict=True
     ):
         counted = targets != IGNORE
         parts.append(_checkpoint(_token_losses, head, some[counted], targets[counted]))
@@ -184,6 +184,6 @@ def _checkpoint(function: Any, *arguments: Any, **keywords: Any) -> Any:
 
 
 def _token_losses(head: Any, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    logits = head(states)
+    logits = head(states)  # on its own device, if the model is spread over several
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(logits, targets, reduction="none")
+    return F.cross_entropy(logits, targets.to(logits.device), reduction="none")

@@ -181,7 +181,7 @@ def tune(
             }
             curve = _run(judging, subject, {each: named[each] for each in best.values()}, bar, stock)
             bar.rename("tuning")
-        about = {subject.model.name: subject.describe(subject.scaled(baseline))}
+        about = {subject.model.name: subject.describe(baseline)}
     seconds = time.monotonic() - started
     result = Tuning(
         model=subject.model.name,

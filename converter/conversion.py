@@ -58,7 +58,7 @@ class ConversionResult:
     config_changes: Mapping[str, tuple[Any, Any]]
     """Key of config.json -> (value in the source or None, value in the result or None)."""
     notes: Sequence[str]
-    """What users of the result should know about its tokenizer and about files that were not copied."""
+    """What users of the result should know, each one sentence without its full stop."""
     checks: Sequence[Check]
     """The checks that the result passed; empty without verification."""
     seconds: float

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from converter.config import LONGEST, PROVENANCE, STEP, Config, Weights, is_count
 from converter.errors import SourceError, UsageError, VerificationError
@@ -174,12 +174,7 @@ def decide(
     scaling = model.resolve(request)
     if model.converted and not request.asked and not scaling.temperature:  # which no request has
         request = _kept(model)
-    if max_length is not None and not is_count(max_length, LONGEST):
-        raise UsageError(f"`max_length` {max_length} is out of range; give a number from 1 to {LONGEST}")
-    if max_length is not None and model.decoder:
-        raise UsageError(
-            f"`max_length` is where the texts of an encoder are cut, and {model.name} is none; leave it out"
-        )
+    _check_options(model, dtype, link, max_length)
     weights = source.weights()
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
@@ -239,10 +234,23 @@ def decide(
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, *given, notes)
 
 
+def _check_options(model: Model, dtype: Dtype | None, link: Link | None, max_length: int | None) -> None:
+    """Raises ``UsageError`` for values that no conversion, or none of this model, takes."""
+    for name, value, known in (("dtype", dtype, get_args(Dtype)), ("link", link, get_args(Link))):
+        if value not in (None, *known):
+            raise UsageError(f"`{name}` {value!r} is unknown; choose one of {', '.join(known)}")
+    if max_length is not None and not is_count(max_length, LONGEST):
+        raise UsageError(f"`max_length` {max_length} is out of range; give a number from 1 to {LONGEST}")
+    if max_length is not None and model.decoder:
+        raise UsageError(
+            f"`max_length` is where the texts of an encoder are cut, and {model.name} is none; leave it out"
+        )
+
+
 def _kept(model: Model) -> Request:
     """The request for the scaling that a converted repository has, with the notes on its fitted slopes."""
     request = request_for(model.scaling, model.trained.tokens)
-    content = model.source.object(SLOPES_FILE)
+    content = {} if request.slopes is None else model.source.object(SLOPES_FILE)
     if request.slopes is None or read_scaling(content or None, SLOPES_FILE) != model.scaling:
         return request
     return replace(request, slopes=replace(request.slopes, record=content.get(RECORD)))

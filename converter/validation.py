@@ -193,7 +193,7 @@ def verify(model: Model, passed: list[Check] | None = None, *, progress: bool = 
 def run_graphs(
     model: Model, graphs: Mapping[str, Path], provider: str | None = None, *, progress: bool = False
 ) -> ValidationReport:
-    """Runs ONNX graphs against the model; see ``exports.onnx.comparison.run``."""
+    """Runs ONNX graphs against the model; see ``onnx.comparison.run``."""
     from converter.onnx.comparison import run
 
     check_installed()

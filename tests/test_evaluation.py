@@ -659,7 +659,7 @@ def test_the_command(run: RunCli, tmp_path: Path) -> None:
     assert found.out.count("66.7") >= 3
     assert {path.name for path in out.iterdir()} == {"results.json", "results.md", "prompts.png"}
     stored = Results.from_json(json.loads((out / "results.json").read_text()))
-    assert [(each.length, each.scores) for each in stored.measurements] == [(11, (1.0, 1.0, 0.0))] * 3
+    assert [(each.length, each.scores) for each in stored.measurements] == [(16, (1.0, 1.0, 0.0))] * 3
     assert stored.report() in found.out
     again = run("eval", EXAMPLE, *words, "--out", out)
     assert (again.code, "--overwrite" in again.err) == (1, True)

@@ -300,7 +300,7 @@ def verified(source: Path, folder: Path, scaling: Scaling) -> list[Check]:
     """The checks of ``folder`` as if it were the source converted with this scaling."""
     model = replace(open_model(source), source=open_folder(folder), config=config_of(folder), scaling=scaling)
     assert isinstance(model, RotaryModel)
-    return verify(model)
+    return verify(model, [])
 
 
 @pytest.mark.parametrize("model_type", [name for name, model in MODELS.items() if model.base is not None])

@@ -154,8 +154,8 @@ class AlibiModel(Model):
     def _check_strength(self, scaling: Scaling) -> None:
         """Refuses a factor that makes a slope flatter than what verification can measure.
 
-        For a dynamic scaling this is its factor at the trained length, or 2. A slope that is as flat in the
-        stock model is no reason.
+        For a dynamic scaling this is its factor at the trained length, or 2, where slopes are measured. A slope
+        that is as flat in the stock model is no reason.
         """
         if not scaling.scaled:
             return
@@ -173,6 +173,11 @@ class AlibiModel(Model):
             ),
             default=strength,
         )
+        if largest < strength and not static and largest < 2:
+            raise UsageError(
+                "a dynamic scaling makes slopes of this model too flat to be measured and verified; give a "
+                f"`scale` of at most {largest:.3g}"
+            )
         if largest < strength:
             raise UsageError(
                 f"a {'factor' if static else 'rate'} of {strength:g} makes slopes of this model too flat to "

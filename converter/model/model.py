@@ -101,7 +101,7 @@ class Model(ABC):
 
     @abstractmethod
     def stock(self, stored: Config) -> Positions:
-        """The slopes or frequencies as trained; ``stored`` is ``self.stored``."""
+        """The slopes or frequencies as trained; ``stored`` is ``self.stored``, {} if nothing is read."""
 
     @abstractmethod
     def scaled(self, stock: Positions, scaling: Scaling, tokens: int, layer: int = 0) -> Positions:

@@ -71,7 +71,7 @@ def open_model(model: str | Path, *, progress: bool = False, **options: Unpack[S
     Raises ``SourceError``, ``UnsupportedModel``, or ``UsageError`` for options that do not fit.
     """
     train_length, cache_dir = options.get("train_length"), options.get("cache_dir")
-    Request("none", train_length=train_length)
+    Request("none", train_length=train_length)  # which checks the length
     source = open_source(
         str(model),
         subfolder=options.get("subfolder"),
@@ -118,7 +118,7 @@ def read_model(
     before = {**settings.respelled(config), **record[SOURCE_CONFIG]}
     missing = [PROVENANCE, *(key for key, value in record[SOURCE_CONFIG].items() if value is None)]
     found = without_implementation({key: value for key, value in before.items() if key not in missing})
-    scaling = read_scaling(record.get("scaling"))
+    scaling = read_scaling(record.get("scaling"), f"config.json: {PROVENANCE}.rotary.scaling")
     return RotaryModel(rotary=settings.read(found), source_config=found, scaling=scaling, **given)
 
 

@@ -43,7 +43,7 @@ def parse(text: str) -> tuple[str, Any]:
 
 
 def set_words(overrides: Mapping[str, Any]) -> list[str]:
-    """The values as set_words of a command line."""
+    """The values as words of a command line."""
     return [word for key, value in overrides.items() for word in ("--set", f"{key}={_shown(value)}")]
 
 
@@ -55,6 +55,8 @@ def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not overrides:
         return dict(config)
+    if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
+        raise UsageError(f"`overrides` is {overrides!r:.80}, not an object of keys and values")
     for key, value in overrides.items():
         _check_settable(key, value)
     result = _with(config, overrides)

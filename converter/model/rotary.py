@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry
-from converter.errors import SourceError
+from converter.errors import SourceError, UsageError
 from converter.model.model import Model
 from converter.model.words import Words, auto_class, task
 from converter.rotary import settings
@@ -85,6 +85,10 @@ class RotaryModel(Model):
         """Raises ``SourceError`` if config.json has other positions than its record says."""
         if self.provenance is None:
             return
+        try:
+            self.check_scaling(self.scaling)
+        except UsageError as error:
+            raise SourceError(f"config.json: the scaling in its record is impossible: {error}") from error
         length = self.provenance.train_length
         recorded = settings.scaled_config(self.source_config, self.rotary, self.scaling, length)
         found = settings.respelled(self.config)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from converter.config import LONGEST, Config, is_number, read_provenance
+from converter.config import LONGEST, is_number
 from converter.errors import UsageError
 from converter.scaling.scaling import (
     BASES,
@@ -47,16 +47,6 @@ class TrainLength:
     """Where the number comes from, or why it is not known."""
     note: str | None = None
     """What in the config speaks against it."""
-
-
-def recorded_length(config: Config, given: int | None) -> TrainLength | None:
-    """The trained length that the user gave or that a converted repository records; None without either."""
-    if given is not None:
-        return TrainLength(given, "as given")
-    provenance = read_provenance(config)
-    if provenance is not None and provenance.train_length is not None:
-        return TrainLength(provenance.train_length, "recorded when it was converted")
-    return None
 
 
 @dataclass(frozen=True)
@@ -190,10 +180,11 @@ class Request:
     def _check_ramp(self, ramp: Parts) -> None:
         if self.method != BY_PARTS:
             raise UsageError(f"`ramp` needs `method` {BY_PARTS}; give that method or drop `ramp`")
-        numbers = len(ramp) == 2 and all(map(is_number, ramp))
+        numbers = isinstance(ramp, Sequence) and len(ramp) == 2 and all(map(is_number, ramp))
         if not numbers or not 1 / LONGEST <= ramp[0] <= ramp[1] / NARROWEST or ramp[1] > LONGEST:
+            shown = " ".join(map(typed, ramp)) if numbers else repr(ramp)
             raise UsageError(
-                f"`ramp` {' '.join(map(typed, ramp))} is not a ramp; give two parts of the trained length, "
+                f"`ramp` {shown} is not a ramp; give two parts of the trained length, "
                 f"from {1 / LONGEST:.2g} to {LONGEST:.2g} and the smaller first"
             )
 

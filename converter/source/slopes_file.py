@@ -21,6 +21,8 @@ def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
         name = shown = SLOPES_FILE
         content = dict(slopes)
     else:
+        if not isinstance(slopes, str | Path):
+            raise SourceError(f"`slopes` {slopes!r:.80} is neither a file nor its content")
         path = Path(slopes)
         if not path.is_file():
             raise SourceError(f"`slopes` {slopes} is not a file; name a JSON file of fitted slopes")

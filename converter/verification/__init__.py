@@ -68,10 +68,8 @@ def verify(
             assert isinstance(model, RotaryModel)
             from converter.verification import rotary
 
-            checks = rotary.verify(model)
+            checks = rotary.verify(model, [] if passed is None else passed)
             bar(CHECKS)
-            if passed is not None:
-                passed += checks
             return checks
     except ConverterError:
         raise

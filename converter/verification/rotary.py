@@ -24,8 +24,8 @@ TOLERANCE = 2e-5
 RENAMED = {"embed_out.": "lm_head."}
 
 
-def verify(converted: RotaryModel) -> list[Check]:
-    """Runs all checks; see ``converter.verification.verify``.
+def verify(converted: RotaryModel, passed: list[Check]) -> list[Check]:
+    """Runs all checks; ``passed`` gets each that passes, see ``converter.verification.verify``.
 
     Raises:
         VerificationError: a check failed.
@@ -43,7 +43,9 @@ def verify(converted: RotaryModel) -> list[Check]:
         )
     with torch.device("meta"):
         model = model_class(config)(config)
-    return [check_tensors(model, converted), check_frequencies(model, converted)]
+    passed.append(check_tensors(model, converted))
+    passed.append(check_frequencies(model, converted))
+    return passed
 
 
 def model_class(config: Any) -> Any:

@@ -37,6 +37,7 @@ class Completions:
 
     def __post_init__(self) -> None:
         self.model, self.tokenizer = load(self.folder), load_tokenizer(self.folder, "", None)
+        self.ends = threading.Event()
         self._lock, self._waiting, self._met = threading.Lock(), 0, threading.Event()
 
     def answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
@@ -48,6 +49,8 @@ class Completions:
         self.asked.append(body)
         if self.fault == "once" and len(self.asked) == 1:
             return 503, {"error": {"message": "try again"}}
+        if self.fault == "hangs":
+            self.ends.wait(20)
         if self.fault == "rejects":
             return 400, {"error": {"message": "this is\ntoo much"}}
         if self.fault == "together":  # until two requests wait at once

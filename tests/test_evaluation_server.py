@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,23 @@ def test_what_is_refused(
         }
         found = refused("eval", *model, *(places.get(word, word) for word in given), code=code)
     assert message in found
+
+
+def test_without_the_client(
+    scaled: Path, prompts: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    found = refused("eval", scaled, "--prompts", prompts, "--server", "http://127.0.0.1:9")
+    assert "pip install openai" in found
+
+
+def test_a_server_that_hangs(
+    scaled: Path, prompts: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("converter.evaluation.server.RETRIES", 0)
+    monkeypatch.setattr("converter.evaluation.server.SECONDS", 1.0)
+    folder = small(scaled, tmp_path / "small")
+    with completions(scaled, "m", fault="hangs") as server:
+        found = refused("eval", folder, "--prompts", prompts, "--server", server.url)
+        server.ends.set()
+    assert "gave no answer within 1 s" in found

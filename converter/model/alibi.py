@@ -154,8 +154,8 @@ class AlibiModel(Model):
     def _check_strength(self, scaling: Scaling) -> None:
         """Refuses a factor that makes a slope flatter than what verification can measure.
 
-        For a dynamic scaling this is its factor at the trained length, or 2, where slopes are measured. A slope
-        that is as flat in the stock model is no reason.
+        For a dynamic scaling this is its factor at the trained length, or 2, where slopes are measured. A
+        slope that is as flat in the stock model is no reason.
         """
         if not scaling.scaled:
             return

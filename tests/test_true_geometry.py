@@ -8,7 +8,6 @@ Memory has budgets. They are for what a process allocates, without the pages of 
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,12 +65,6 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 def graph_words(profile: str, dtype: str) -> list[str]:
     return ["--onnx-profile", profile, "--onnx-dtype", dtype]
-
-
-def reports(folder: Path) -> list[dict[str, Any]]:
-    """What validation said about each graph."""
-    found: list[dict[str, Any]] = json.loads((folder / "onnx_validation.json").read_text())["graphs"]
-    return found
 
 
 def largest_weight(folder: Path) -> int:
@@ -146,10 +139,11 @@ def test_what_users_run(place: Path, run: RunCli, layout: str) -> None:
 
     out = place / "out"
     graphs = [("export", out, *graph_words(*graph), "--no-validate") for graph in GRAPHS[layout]]
-    for words in ((source, *SCALING, "--out", out), *graphs, ("validate", out)):
+    for words in ((source, *SCALING, "--out", out), *graphs, ("validate", out, "--json")):
         result = run(*words)
         assert result.code == 0, result.err
-    found = {(graph["profile"], graph["dtype"].replace("fp32", "native")) for graph in reports(out)}
+    validated = result.json["graphs"]["graphs"]
+    found = {(graph["profile"], graph["dtype"].replace("fp32", "native")) for graph in validated}
     assert found >= {GRAPHS[layout][1]}
     if tiny.FAMILY[stored.family].kind == "encoder":
         check_embeddings(out, layout)

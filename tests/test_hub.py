@@ -163,7 +163,8 @@ def test_inspecting_downloads_no_weights(
     assert not [request for request in hub.requests if request.host == "storage"]
     assert set(hub.downloads()) <= {"config.json", *(path.name for path in source.glob("*.index.json"))}
     local = command("inspect", source, "--scale", "2", "--json").json
-    assert found.json == local | {"source": ID, "commit": commit}
+    needs = local["needs"] | {"download": sum(local["files"].values())}
+    assert found.json == local | {"source": ID, "commit": commit, "needs": needs}
 
 
 def test_files_in_folders_come_too(

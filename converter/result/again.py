@@ -27,8 +27,12 @@ def weights_of(model: Model, digests: Mapping[str, str | None]) -> Weights:
             found.add("unknown")
         elif entry.size != size or (entry.sha256 and entry.sha256 != digests.get(name, entry.sha256)):
             found.add("other")
-        # Linked weights have no digest there; a link that is still one leads to what it was made to.
-        elif not (digests.get(name) if entry.sha256 else path.is_symlink() or path.stat().st_nlink > 1):
+        # Linked weights have no digest there. A link that is still one leads to what it was made to; in the
+        # Hub's cache, all files are links.
+        elif entry.sha256 is None:
+            linked = path.is_symlink() or path.stat().st_nlink > 1
+            found.add("original" if model.source.local and linked else "unknown")
+        elif name not in digests:
             found.add("unknown")
     return next(value for value in ("other", "unknown", "original") if value in found)
 

@@ -152,14 +152,14 @@ def access(folder: Path, login: gr.OAuthToken | None, commit: str | None = None)
 
 
 def look(
-    typed: str, given: float | None, before: Looked | None, request: gr.Request, login: gr.OAuthToken | None
+    typed: str, given: float | None, request: gr.Request, login: gr.OAuthToken | None
 ) -> tuple[Any, ...]:
-    """Describes a model, and sets the controls to what suits it; a length is that of the model before."""
+    """Describes a model, and sets the controls to what suits it."""
     with session(request) as folder:
         name = typed.strip().removeprefix("https://huggingface.co/").rstrip("/")
         if SPACE and (not HUB_ID.fullmatch(name) or Path(name).exists()):
             raise refusal("give a Hub id, such as bigscience/bloom-1b7; for a folder, run this page yourself")
-        length = int(given) if given and (before is None or before.name == name) else None
+        length = int(given) if given else None
         found = inspect(name, train_length=length, **access(folder, login))
         config = Path(name)
         if found.commit is not None:
@@ -283,7 +283,7 @@ PURPOSE = "Makes models with ALiBi attention read longer inputs than they were t
 def page() -> gr.Blocks:
     """The page, and what its controls do."""
     with gr.Blocks(title="ntk-convert", analytics_enabled=False, fill_width=True) as demo:
-        looked, out = gr.State(), gr.State()
+        looked, out, nothing = gr.State(), gr.State(), gr.State()
         with gr.Row(equal_height=False):
             gr.Markdown("# ntk-convert")
             if SPACE:
@@ -328,9 +328,11 @@ def page() -> gr.Blocks:
         demo.unload(leave)
         set_up = [looked, about, given, purpose, changes, last, longest, exact, method, growth, head, onnx]
         drawn = ([looked, method, growth, longest, head, onnx], [why, drawing, command])
-        for named in (typed.submit, examples.load_input_event.success, given.submit):
-            looking = named(look, [typed, given, looked], set_up, show_progress_on=about, **shown)
+        for named in (typed.submit, examples.load_input_event.success):
+            looking = named(look, [typed, nothing], set_up, show_progress_on=about, **shown)
             looking.success(draw, *drawn, **quiet)
+        looking = given.submit(look, [typed, given], set_up, show_progress_on=about, **shown)
+        looking.success(draw, *drawn, **quiet)
         exact.input(propose, [looked, exact], [method, growth], **quiet).success(draw, *drawn, **quiet)
         controls = [each.input for each in (method, growth, longest, head, onnx)]
         gr.on(controls, draw, *drawn, trigger_mode="always_last", **quiet)

@@ -1,6 +1,6 @@
 """Runs these tests only where Gradio and playwright are installed, in an environment of their own.
 
-The page runs as its README says: in a clone, or as a Space, with converter/ and templates/ beside it. The
+The page runs as its README lays out a Space: its own files, with converter/ and templates/ beside them. The
 Hub is ours, and Gradio stands in for the login: it takes the visitor's name from the token of the Space's
 owner, so both tokens are ada's.
 """
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
-import shlex
 import shutil
 import socket
 import subprocess
@@ -54,8 +52,11 @@ class Site:
 
 
 @contextmanager
-def running(place: Path, command: str, folder: Path, **environment: str) -> Iterator[Site]:
-    """Starts the page by a command in a folder."""
+def running(place: Path, **environment: str) -> Iterator[Site]:
+    """Starts the page in a folder that is laid out as a Space."""
+    for name in ("converter", "templates"):
+        shutil.copytree(ROOT / name, place / "space" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "examples" / "space", place / "space", dirs_exist_ok=True)
     (place / "cache").mkdir()
     with HubServer() as hub, socket.socket() as found, (place / "log").open("wb") as log:
         found.bind(("127.0.0.1", 0))
@@ -65,10 +66,8 @@ def running(place: Path, command: str, folder: Path, **environment: str) -> Iter
         hub.commit("ada/tiny-bloom", MODEL)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "GRADIO_"))}
         process = subprocess.Popen(
-            command.replace("python", shlex.quote(sys.executable)),
-            shell=True,
-            executable="/bin/bash",
-            cwd=folder,
+            [sys.executable, "app.py"],
+            cwd=place / "space",
             stdout=log,
             stderr=subprocess.STDOUT,
             env=kept
@@ -105,21 +104,7 @@ def wait(until: Callable[[], object]) -> None:
 @pytest.fixture(scope="session")
 def space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The page as a Space, for results of up to 1 MB."""
-    place = tmp_path_factory.mktemp("space")
-    for name in ("converter", "templates"):
-        shutil.copytree(ROOT / name, place / "space" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "examples" / "space", place / "space", dirs_exist_ok=True)
-    limits = {"SPACE_ID": "owner/page", "NTK_MAX_GB": "0.001"}
-    with running(place, "exec python app.py", place / "space", **limits) as site:
-        yield site
-
-
-@pytest.fixture
-def clone(tmp_path: Path) -> Iterator[Site]:
-    """The page in a clone, by the command of its README."""
-    text = (ROOT / "examples" / "space" / "README.md").read_text(encoding="utf-8")
-    [command] = re.findall(r"^.*python examples/space/app\.py$", text, re.MULTILINE)
-    with running(tmp_path, command, ROOT) as site:
+    with running(tmp_path_factory.mktemp("space"), SPACE_ID="owner/page", NTK_MAX_GB="0.001") as site:
         yield site
 
 

@@ -74,14 +74,6 @@ def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path:
     assert LOGIN not in space.log.read_text()
 
 
-def test_in_a_clone_a_typed_length_is_kept(clone: Site, visit: Visit) -> None:
-    page = visit(clone)
-    look(page, str(MODEL))
-    page.get_by_role("button", name="Look").click()
-    wait(lambda: "256 tokens" in page.locator(".facts").inner_text())
-    assert page.get_by_label("Trained length").input_value() == "256"
-
-
 def _loads(folder: Path) -> None:
     """Loads the result as users do; its slopes are those that were chosen."""
     import torch

@@ -120,6 +120,9 @@ def test_a_conversion(place: Path, run: RunCli) -> None:
     result = run(source, *SCALING, "--out", place / "out", "--json")
     assert result.code == 0, result.err
     assert [check["name"] for check in result.json["checks"]] == CHECKED
+    again = run(place / "out", "--scale", "4", "--out", place / "again", "--hard-link", "--json")
+    assert again.code == 0, again.err
+    assert [check["name"] for check in again.json["checks"]] == CHECKED
     found = run("inspect", place / "out", "--json").json
     assert found["converted"]
     config = stored.config(1)

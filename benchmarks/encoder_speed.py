@@ -123,8 +123,9 @@ def in_batches(run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ordere
     @torch.inference_mode()
     def pooled(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         real = torch.from_numpy(mask)
-        weights = real[..., None].float()
-        means: np.ndarray = ((run(torch.from_numpy(ids), real) * weights).sum(1) / weights.sum(1)).numpy()
+        states = run(torch.from_numpy(ids), real).float()
+        weights = real[..., None].to(states)
+        means: np.ndarray = ((states * weights).sum(1) / weights.sum(1)).cpu().numpy()
         return means
 
     return batched(pooled, ordered)

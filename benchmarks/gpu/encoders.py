@@ -91,7 +91,7 @@ def in_torch(model: Any, device: str, dtype: str) -> Embed:
 
     def states(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = model(ids.to(device), attention_mask=mask.to(device)).last_hidden_state
-        return found.float().cpu()
+        return found
 
     return in_batches(states, ordered=True)
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""A cache that grows in place.
+"""What a forward pass finds in its cache; and a cache that grows in place.
 
-transformers' ``DynamicCache`` copies all keys and values for every new token. The layers below keep room for
+transformers' ``DynamicCache`` copies all keys and values for every new token. ``GrowingLayer`` keeps room for
 more tokens behind the last one, so a new token copies only itself.
 """
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import Cache, DynamicCache, cache_utils
@@ -91,3 +91,43 @@ def grow(cache: Cache | None, layers: int) -> None:
         if type(layer) is DynamicLayer:
             cache.layers[index] = GrowingLayer()
             vars(cache.layers[index]).update(vars(layer))
+
+
+class CacheState(NamedTuple):
+    """What a forward pass finds in its cache."""
+
+    used: bool
+    seen: Any
+    """Number of cached tokens: a tensor in compiled decoding over a static cache, else an int."""
+    keys: int
+    """Number of keys, cached and new. Compiled decoding needs a constant: all that the cache can hold."""
+    capacity: int | None
+    """Number of keys that a static cache can hold."""
+    slots: torch.Tensor
+    """int64 [Q]: the places of the new keys in the cache."""
+    quantised: bool
+    """Whether the cache rounds keys, so that they are folded after they leave it."""
+
+    @property
+    def compiled(self) -> bool:
+        return isinstance(self.seen, torch.Tensor)
+
+
+def cache_state(config: Any, hidden_states: torch.Tensor, past_key_values: Any) -> CacheState:
+    """What the cache holds, and what it will hold."""
+    queries = hidden_states.shape[1]
+    layers = getattr(past_key_values, "layers", [])
+    seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
+    if isinstance(seen, torch.Tensor) and not torch.compiler.is_compiling():
+        seen = int(seen)
+    capacity = getattr(layers[0], "max_cache_len", None) if layers else None
+    keys = capacity if isinstance(seen, torch.Tensor) else seen + queries
+    quantised = any(hasattr(layer, "_quantize") for layer in layers)
+    stored = getattr(layers[0], "keys", None) if layers and not quantised else None
+    if isinstance(stored, torch.Tensor) and stored.dim() == 4 and stored.shape[-1] != config.head_dim:
+        raise ValueError(
+            f"the cache holds heads of size {stored.shape[-1]}, but this model's have {config.head_dim}, "
+            "with channels for positions. Prefix tuning is not supported; use LoRA or prompt tuning"
+        )
+    slots = torch.arange(queries, device=hidden_states.device) + seen
+    return CacheState(past_key_values is not None, seen, keys, capacity, slots, quantised)

@@ -10,25 +10,35 @@
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from .ntk_alibi import Alibi
-from .ntk_cache import UPDATES_PAGED
-
-if TYPE_CHECKING:
-    from .ntk_plan import CacheState, Positions
+from .ntk_cache import UPDATES_PAGED, CacheState
 
 FUNCTIONS = AttentionInterface()
 # Arguments of attention functions that take rows of several documents.
 PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
+
+
+class Positions(NamedTuple):
+    """Where the tokens of a forward pass are in their documents."""
+
+    queries: torch.Tensor
+    """int64 [B or 1, Q]: positions of the new tokens."""
+    keys: torch.Tensor
+    """int64 [B or 1, Q or K]: positions of the keys to fold."""
+    real: torch.Tensor | None = None
+    """bool, like ``keys``: False for padded tokens; None without padding."""
+    lengths: torch.Tensor | None = None
+    """int64 [B or 1, 1 or Q]: number of tokens in the document of each query, as far as it is known."""
+    starts: torch.Tensor | None = None
+    """bool [B, Q]: where a second document of a row, or a later one, starts; None if there is only one."""
 
 
 def given_positions(

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 
 from .ntk_alibi import Alibi, key_channels, query_channels
-from .ntk_modes import check_paged, given_positions, packed_keywords, stated
+from .ntk_cache import CacheState, cache_state
+from .ntk_modes import Positions, check_paged, given_positions, packed_keywords, stated
 
 
 class AttentionPlan(NamedTuple):
@@ -44,41 +45,6 @@ class AttentionPlan(NamedTuple):
     """Whether rows hold several documents. There is no cache from which they could be continued."""
     processes: Any
     """The ``DeviceMesh`` of the processes that share the heads; None if all heads are here."""
-
-
-class Positions(NamedTuple):
-    """Where the tokens of a forward pass are in their documents."""
-
-    queries: torch.Tensor
-    """int64 [B or 1, Q]: positions of the new tokens."""
-    keys: torch.Tensor
-    """int64 [B or 1, Q or K]: positions of the keys to fold."""
-    real: torch.Tensor | None = None
-    """bool, like ``keys``: False for padded tokens; None without padding."""
-    lengths: torch.Tensor | None = None
-    """int64 [B or 1, 1 or Q]: number of tokens in the document of each query, as far as it is known."""
-    starts: torch.Tensor | None = None
-    """bool [B, Q]: where a second document of a row, or a later one, starts; None if there is only one."""
-
-
-class CacheState(NamedTuple):
-    """What a forward pass finds in its cache."""
-
-    used: bool
-    seen: Any
-    """Number of cached tokens: a tensor in compiled decoding over a static cache, else an int."""
-    keys: int
-    """Number of keys, cached and new. Compiled decoding needs a constant: all that the cache can hold."""
-    capacity: int | None
-    """Number of keys that a static cache can hold."""
-    slots: torch.Tensor
-    """int64 [Q]: the places of the new keys in the cache."""
-    quantised: bool
-    """Whether the cache rounds keys, so that they are folded after they leave it."""
-
-    @property
-    def compiled(self) -> bool:
-        return isinstance(self.seen, torch.Tensor)
 
 
 def plan_attention(
@@ -139,26 +105,6 @@ def plan_attention(
         packed=positions.starts is not None and not torch.compiler.is_compiling(),
         processes=processes,
     )
-
-
-def cache_state(config: Any, hidden_states: torch.Tensor, past_key_values: Any) -> CacheState:
-    """What the cache holds, and what it will hold."""
-    queries = hidden_states.shape[1]
-    layers = getattr(past_key_values, "layers", [])
-    seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
-    if isinstance(seen, torch.Tensor) and not torch.compiler.is_compiling():
-        seen = int(seen)
-    capacity = getattr(layers[0], "max_cache_len", None) if layers else None
-    keys = capacity if isinstance(seen, torch.Tensor) else seen + queries
-    quantised = any(hasattr(layer, "_quantize") for layer in layers)
-    stored = getattr(layers[0], "keys", None) if layers and not quantised else None
-    if isinstance(stored, torch.Tensor) and stored.dim() == 4 and stored.shape[-1] != config.head_dim:
-        raise ValueError(
-            f"the cache holds heads of size {stored.shape[-1]}, but this model's have {config.head_dim}, "
-            "with channels for positions. Prefix tuning is not supported; use LoRA or prompt tuning"
-        )
-    slots = torch.arange(queries, device=hidden_states.device) + seen
-    return CacheState(past_key_values is not None, seen, keys, capacity, slots, quantised)
 
 
 def real_tokens(attention_mask: torch.Tensor, cache: CacheState) -> torch.Tensor:

@@ -14,79 +14,49 @@ from typing import TYPE_CHECKING, Any
 from converter._version import __version__
 
 if TYPE_CHECKING:
-    from converter.catalogue import supported
-    from converter.conversion import ConversionResult, convert
-    from converter.errors import (
-        ConverterError,
-        MissingPackage,
-        NoGain,
-        OutputError,
-        ProviderError,
-        PushError,
-        ServerError,
-        SourceError,
-        UnsupportedModel,
-        UsageError,
-        ValidationError,
-        VerificationError,
-    )
-    from converter.evaluation.evaluate import evaluate
-    from converter.evaluation.fit import Fit, fit
-    from converter.evaluation.results import Results
-    from converter.evaluation.tasks import Retrieval, Task, make_task
-    from converter.evaluation.tune import Tuning, tune
-    from converter.inspection import Inspection, inspect
-    from converter.model.open import SourceOptions
-    from converter.onnx.export import ExportResult, export
-    from converter.onnx.options import OnnxOptions
-    from converter.pictures.plotting import plot
-    from converter.publish.push import PushResult, push
-    from converter.scaling.request import ScalingOptions
-    from converter.validation import Validation, validate
-
-__all__ = [
-    "ConversionResult",
-    "ConverterError",
-    "ExportResult",
-    "Fit",
-    "Inspection",
-    "MissingPackage",
-    "NoGain",
-    "OnnxOptions",
-    "OutputError",
-    "ProviderError",
-    "PushError",
-    "PushResult",
-    "Results",
-    "Retrieval",
-    "ScalingOptions",
-    "ServerError",
-    "SourceError",
-    "SourceOptions",
-    "Task",
-    "Tuning",
-    "UnsupportedModel",
-    "UsageError",
-    "Validation",
-    "ValidationError",
-    "VerificationError",
-    "__version__",
-    "convert",
-    "evaluate",
-    "export",
-    "fit",
-    "inspect",
-    "make_task",
-    "plot",
-    "push",
-    "supported",
-    "tune",
-    "validate",
-]
+    from converter.catalogue import supported as supported
+    from converter.conversion import ConversionResult as ConversionResult
+    from converter.conversion import convert as convert
+    from converter.errors import *  # noqa: F403 -- as _MODULES lists them
+    from converter.evaluation.evaluate import evaluate as evaluate
+    from converter.evaluation.fit import Fit as Fit
+    from converter.evaluation.fit import fit as fit
+    from converter.evaluation.results import Results as Results
+    from converter.evaluation.tasks import Retrieval as Retrieval
+    from converter.evaluation.tasks import Task as Task
+    from converter.evaluation.tasks import make_task as make_task
+    from converter.evaluation.tune import Tuning as Tuning
+    from converter.evaluation.tune import tune as tune
+    from converter.inspection import Inspection as Inspection
+    from converter.inspection import inspect as inspect
+    from converter.model.open import SourceOptions as SourceOptions
+    from converter.onnx.export import ExportResult as ExportResult
+    from converter.onnx.export import export as export
+    from converter.onnx.options import OnnxOptions as OnnxOptions
+    from converter.pictures.plotting import plot as plot
+    from converter.publish.push import PushResult as PushResult
+    from converter.publish.push import push as push
+    from converter.scaling.request import ScalingOptions as ScalingOptions
+    from converter.validation import Validation as Validation
+    from converter.validation import validate as validate
 
 _MODULES = {
     "catalogue": ("supported",),
     "conversion": ("ConversionResult", "convert"),
+    "errors": (
+        "ConverterError",
+        "MissingPackage",
+        "NoGain",
+        "OutputError",
+        "ProviderError",
+        "PushError",
+        "ServerError",
+        "SourceError",
+        "UnsupportedModel",
+        "UsageError",
+        "ValidationError",
+        "VerificationError",
+    ),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.fit": ("Fit", "fit"),
     "evaluation.results": ("Results",),
@@ -101,14 +71,16 @@ _MODULES = {
     "scaling.request": ("ScalingOptions",),
     "validation": ("Validation", "validate"),
 }
-"""Module -> what is taken from it; the errors are those in ``converter.errors``."""
+"""Module -> the public names that are taken from it."""
+
+__all__ = ["__version__", *sorted(name for names in _MODULES.values() for name in names)]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = next((module for module, names in _MODULES.items() if name in names), "errors")
-    return getattr(import_module(f"converter.{module}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"converter.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ test_numbers.py and test_training.py have the rest.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from contextlib import suppress
@@ -16,6 +17,7 @@ import pytest
 import torch
 from transformers import (
     AttentionInterface,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
@@ -241,6 +243,26 @@ def test_a_stored_classifier_is_loaded_though_the_config_names_the_backbone(
     assert logits.shape == (len(ids), 1)
     right = expected(tmp_path / "out", "jina_bert", ids, mask, head)
     assert_logits(logits[:, None], right)
+
+
+@pytest.mark.parametrize(
+    ("family", "stated", "labels"),
+    [
+        ("jina_bert", {}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ("mosaic_bert", {"id2label": {"0": "no", "1": "so-so", "2": "yes"}}, ["no", "so-so", "yes"]),
+        ("bloom", {"id2label": {"0": "no"}, "num_labels": 3}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+    ],
+)
+def test_a_classifier_names_its_labels_as_transformers_would(
+    make_source: MakeSource, tmp_path: Path, family: str, stated: dict[str, Any], labels: list[str]
+) -> None:
+    """text-embeddings-inference serves no classifier without these keys."""
+    source = make_source(family, stated, head="SequenceClassification", num_labels=3)
+    convert(source, tmp_path / "out", method="none", verify=False)
+    written = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    config = AutoConfig.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert list(written["id2label"].values()) == labels == list(config.id2label.values())
+    assert written["label2id"] == {label: index for index, label in enumerate(labels)} == config.label2id
 
 
 @torch.no_grad()

@@ -249,6 +249,7 @@ class AlibiModel(Model):
         found = self.family.fit(config, checkpoint.tensors)
         if found.get("tie_word_embeddings", self._ties):
             found |= self._untied(folder, checkpoint)
+        found |= named_labels({**config, **found})
         return found if slopes is None else {**found, SLOPES: list(slopes)}
 
     def _untied(self, folder: Path, checkpoint: Checkpoint) -> dict[str, bool]:
@@ -319,6 +320,18 @@ class AlibiModel(Model):
 
     def words(self, scaling: Scaling, config: Config) -> Words:
         return alibi_words(self.family, scaling, config)
+
+
+def named_labels(config: Config) -> dict[str, Any]:
+    """The labels that a classifier's config lacks, as transformers names them; other programs read them."""
+    if not any(name.endswith("Classification") for name in config.get("architectures") or ()):
+        return {}
+    stated = config.get("id2label") or {}
+    count = config.get("num_labels") or len(stated) or 2
+    labels = {str(each): f"LABEL_{each}" for each in range(count)}
+    if isinstance(stated, dict) and stated.keys() == labels.keys():
+        labels = {each: str(stated[each]) for each in labels}
+    return {"id2label": labels, "label2id": {label: int(each) for each, label in labels.items()}}
 
 
 def check_positions(names: Iterable[str]) -> None:

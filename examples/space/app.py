@@ -328,11 +328,11 @@ def page() -> gr.Blocks:
         demo.unload(leave)
         set_up = [looked, about, given, purpose, changes, last, longest, exact, method, growth, head, onnx]
         drawn = ([looked, method, growth, longest, head, onnx], [why, drawing, command])
-        for named in (typed.submit, examples.load_input_event.success):
-            looking = named(look, [typed, nothing], set_up, show_progress_on=about, **shown)
+        typed.input(None, None, given, js="() => null")  # a length is of the model that was named with it
+        chosen = examples.load_input_event.success
+        for named, length in ((typed.submit, given), (given.submit, given), (chosen, nothing)):
+            looking = named(look, [typed, length], set_up, show_progress_on=about, **shown)
             looking.success(draw, *drawn, **quiet)
-        looking = given.submit(look, [typed, given], set_up, show_progress_on=about, **shown)
-        looking.success(draw, *drawn, **quiet)
         exact.input(propose, [looked, exact], [method, growth], **quiet).success(draw, *drawn, **quiet)
         controls = [each.input for each in (method, growth, longest, head, onnx)]
         gr.on(controls, draw, *drawn, trigger_mode="always_last", **quiet)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -52,11 +53,8 @@ class Site:
 
 
 @contextmanager
-def running(place: Path, **environment: str) -> Iterator[Site]:
-    """Starts the page in a folder that is laid out as a Space."""
-    for name in ("converter", "templates"):
-        shutil.copytree(ROOT / name, place / "space" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "examples" / "space", place / "space", dirs_exist_ok=True)
+def running(place: Path, command: str, folder: Path, **environment: str) -> Iterator[Site]:
+    """Starts the page by a command in a folder; its files go to ``place``."""
     (place / "cache").mkdir()
     with HubServer() as hub, socket.socket() as found, (place / "log").open("wb") as log:
         found.bind(("127.0.0.1", 0))
@@ -66,8 +64,9 @@ def running(place: Path, **environment: str) -> Iterator[Site]:
         hub.commit("ada/tiny-bloom", MODEL)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "GRADIO_"))}
         process = subprocess.Popen(
-            [sys.executable, "app.py"],
-            cwd=place / "space",
+            command,
+            shell=True,
+            cwd=folder,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=kept
@@ -104,7 +103,12 @@ def wait(until: Callable[[], object]) -> None:
 @pytest.fixture(scope="session")
 def space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The page as a Space, for results of up to 1 MB."""
-    with running(tmp_path_factory.mktemp("space"), SPACE_ID="owner/page", NTK_MAX_GB="0.001") as site:
+    place = tmp_path_factory.mktemp("space")
+    for name in ("converter", "templates"):
+        shutil.copytree(ROOT / name, place / "space" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "examples" / "space", place / "space", dirs_exist_ok=True)
+    command = f"exec {shlex.quote(sys.executable)} app.py"
+    with running(place, command, place / "space", SPACE_ID="owner/page", NTK_MAX_GB="0.001") as site:
         yield site
 
 

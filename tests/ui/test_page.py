@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import shutil
+import sys
 import urllib.error
 import urllib.request
 import zipfile
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.ui.conftest import LOGIN, MODEL, Site, held, wait
+from tests.ui.conftest import LOGIN, MODEL, ROOT, Site, held, running, wait
 
 ID = "ada/tiny-bloom"
 Visit = Callable[..., Any]
@@ -26,7 +28,7 @@ def look(page: Any, model: str = ID) -> None:
     page.get_by_label("A Hub id").fill(model)
     page.get_by_label("A Hub id").press("Enter")
     page.get_by_label("Trained length").fill("256")
-    page.get_by_label("Trained length").press("Enter")
+    page.get_by_role("button", name="Look").click()
     page.locator("figure svg").first.wait_for()
 
 
@@ -72,6 +74,13 @@ def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path:
     written = [request for request in space.hub.requests if request.method == "POST"]
     assert {request.token for request in written if request.host == "hub"} == {LOGIN}
     assert LOGIN not in space.log.read_text()
+
+
+def test_it_starts_in_a_clone_by_the_command_of_its_readme(tmp_path: Path) -> None:
+    text = (ROOT / "examples" / "space" / "README.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"^.*python examples/space/app\.py$", text, re.MULTILINE)
+    with running(tmp_path, command.replace("python", f"exec {shlex.quote(sys.executable)}"), ROOT) as site:
+        assert b"ntk-convert" in urllib.request.urlopen(site.url).read()
 
 
 def _loads(folder: Path) -> None:

@@ -438,7 +438,8 @@ def test_the_report_of_a_right_graph(repository: Make, profile: Profile, family:
     assert (graph["bytes"], graph["extent"]) == (path.stat().st_size, "the whole model")
     assert [(check["name"], check["passed"]) for check in graph["structure"]] == [("graph", True)]
     [place] = graph["providers"]
-    assert (place["provider"], place["note"], place["tolerance"]) == ("cpu", None, TOLERANCES["fp32"])
+    assert (place["provider"], place["note"]) == ("cpu", None)
+    assert TOLERANCES["fp32"] <= place["tolerance"] < 1e-3
     assert place["ran"].keys() == {CPU}
     if profile == "ort":
         assert place["ran"][CPU]["GroupQueryAttention"] == 2
@@ -448,7 +449,20 @@ def test_the_report_of_a_right_graph(repository: Make, profile: Profile, family:
         assert check["passed"] is True
         if check["name"] != "provider":
             assert 0 < check["difference"] < 1e-5
-            assert f"(at most {TOLERANCES['fp32']:g})" in check["detail"]
+            assert f"(at most {place['tolerance']:.2g})" in check["detail"]
+
+
+@pytest.mark.parametrize("profile", ["ort", "portable"])
+def test_long_texts_of_a_trained_model_are_as_right_as_float32_lets_them(
+    tmp_path: Path, profile: Profile
+) -> None:
+    """Its attention is peaked; at 2048 tokens, torch's logits differ by 1.1e-4 from those in float64."""
+    folder = tmp_path / "out"
+    convert(Path(__file__).parents[1] / "examples" / "tiny-bloom", folder, method="none", verify=False)
+    exported(folder, profile)
+    [graph] = graphs_report(folder, "cpu").graphs
+    assert graph.passed, graph.failure
+    assert "prompt of 2048" in [check.name for check in graph.providers[0].checks]
 
 
 @pytest.mark.parametrize(
@@ -475,7 +489,7 @@ def test_a_bfloat16_graph_runs_in_float32_on_the_cpu(
     [place] = native["providers"]
     assert "in float32" in place["note"]
     assert "in float32" in report.summary()
-    assert place["tolerance"] == TOLERANCES["fp32"]
+    assert place["tolerance"] == widened["providers"][0]["tolerance"]
     assert widened["providers"][0]["note"] is None
 
 
@@ -670,5 +684,5 @@ def test_graphs_on_cuda(repository: Make, family: str, profile: Profile, dtype: 
     assert on_cuda.ran[CUDA].get("GroupQueryAttention", 0) == attentions
     products = {"GroupQueryAttention", "Gemm", "MatMul", "FusedMatMul", "MatMulNBits"}
     assert not products & on_cuda.ran.get(CPU, {}).keys()
-    assert on_cuda.tolerance == TOLERANCES[dtype]
+    assert on_cuda.tolerance >= TOLERANCES[dtype]
     assert on_cuda.note is None

@@ -34,6 +34,7 @@ from converter.onnx.reference import (
 )
 from converter.onnx.report import (
     AGAIN,
+    SCORES,
     TOLERANCES,
     GraphCheck,
     GraphReport,
@@ -176,7 +177,11 @@ class GraphRun:
     def on(self, provider: str, right: Expected) -> ProviderReport:
         """Runs all cases on one provider; raises ``ProviderError`` if it fell back to the CPU."""
         widened = provider == "cpu" and self.made.computes_in == "bf16"
-        tolerance = TOLERANCES["fp32" if widened else self.made.dtype]
+        dtype = "fp32" if widened else self.made.dtype
+        tolerance = TOLERANCES[dtype]
+        if dtype == "fp32" and self.view.decoder:
+            steepest = max(self.view.stock(self.view.config)) * self.view.bias_scale
+            tolerance += SCORES * steepest * right.scope.beyond
         checks: list[GraphCheck] = []
         pairs: list[tuple[Outputs, Outputs]] = []
         runs = [(case.name, case) for case in right.cases]

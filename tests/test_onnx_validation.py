@@ -144,7 +144,7 @@ def approximate_gelu(model: onnx.ModelProto) -> None:
 
 
 def another_task(model: onnx.ModelProto) -> None:
-    [entry] = model.metadata_props
+    entry = model.metadata_props[0]
     entry.value = json.dumps({**json.loads(entry.value), "task": "feature-extraction"})
 
 

@@ -16,6 +16,12 @@ from converter.source.sentence_transformers import Pooling
 METADATA = "ntk_convert"
 """Property of a graph's file that records, as JSON, how the graph was made."""
 
+FUSED = (
+    "ort: operators of onnxruntime. Its quantize_dynamic, and other engines, take the profile portable: "
+    "ntk-convert export DIR --onnx-profile portable"
+)
+"""What its file says of such a graph to whoever opens it with something else."""
+
 
 @dataclass(frozen=True)
 class Description:
@@ -43,7 +49,8 @@ class Description:
     @property
     def metadata(self) -> dict[str, str]:
         """What a graph's file records."""
-        return {METADATA: json.dumps(asdict(self))}
+        fused = {"profile": FUSED} if self.profile == "ort" else {}
+        return {METADATA: json.dumps(asdict(self)), **fused}
 
 
 def read_graph(path: Path) -> tuple[ir.Model, Description] | None:

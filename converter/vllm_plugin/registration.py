@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from vllm import ModelRegistry
 from vllm.transformers_utils.model_arch_config_convertor import (
     MODEL_ARCH_CONFIG_CONVERTORS,
@@ -51,11 +52,22 @@ class Sizes(ModelArchConfigConvertorBase):
         return float("inf"), None
 
 
+def update(config: PretrainedConfig, changes: dict[str, Any]) -> None:
+    """``PretrainedConfig.update``, which --hf-overrides calls; refuses to make another model of a config."""
+    if changes.get("model_type", config.model_type) != config.model_type:
+        raise ValueError(
+            f"--hf-overrides names the model_type {changes['model_type']}; drop that: the class of another "
+            "model would ignore the ALiBi scaling"
+        )
+    PretrainedConfig.update(config, changes)
+
+
 def register_families() -> None:
     """Registers every family; may be called more than once."""
     for family in FAMILIES:
         configuration = import_module(f"{PACKAGE}.templates.configuration_ntk_{family.name}")
         config_class = getattr(configuration, f"Ntk{family.camel}Config")
+        config_class.update = update
         # A registered class wins over the repository's own code, so vLLM needs no --trust-remote-code.
         AutoConfig.register(family.model_type, config_class, exist_ok=True)
         MODEL_ARCH_CONFIG_CONVERTORS[family.model_type] = Sizes

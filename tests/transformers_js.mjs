@@ -1,5 +1,5 @@
-// Prints the vectors that transformers.js computes with a graph of an encoder, as the last line; by itself, it
-// ends with 3 if transformers.js is not installed. See test_other_programs.py.
+// Prints the vectors that transformers.js computes with a graph of an encoder, as the last line; by itself, where
+// transformers.js is, or ends with 3 if it is not installed. See test_other_programs.py.
 //
 //     NODE_PATH=PATH/node_modules node tests/transformers_js.mjs FOLDER DTYPE TEXTS
 
@@ -13,7 +13,10 @@ try {
 } catch {
     process.exit(3);
 }
-if (process.argv.length < 5) process.exit(0);
+if (process.argv.length < 5) {
+    console.log(found);
+    process.exit(0);
+}
 const { env, pipeline } = await import(pathToFileURL(found));
 const [folder, dtype, texts] = process.argv.slice(2);
 env.localModelPath = dirname(resolve(folder));

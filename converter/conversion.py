@@ -13,6 +13,7 @@ from converter.errors import UsageError
 from converter.model.open import ModelOptions, open_with_request
 from converter.paths import out_path
 from converter.plan import Plan, Written, decide, write
+from converter.progress import stage
 from converter.result import manifest
 from converter.result.card import PICTURE, describe, read_origin, with_kept_text
 from converter.result.staging import check_output, check_space, restore, staged
@@ -107,7 +108,8 @@ class Conversion:
         if not place.parent.is_dir():
             place.parent.mkdir(parents=True, exist_ok=True)
         plan.check_download(place)
-        source.fetch(plan.wanted)
+        with stage(f"fetching {source.name}", show=progress):
+            source.fetch(plan.wanted)
         plan.check_vocabularies()
 
         def check_disk(needed: int) -> None:

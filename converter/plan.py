@@ -204,7 +204,10 @@ def decide(
     if source.subfolder is not None:
         name = plain_text(source.name)
         notes.append(f"the source is the folder {name}; files outside it, such as a licence, were not copied")
-    notes += [*model.notes, *filter(None, [model.trained.note, tokenizer.note, note]), *model.nested.notes]
+    load = tokenizer.note
+    if load and not tokenizer.here and limit and not model.decoder:
+        load += f", with model_max_length={limit}: its own may be lower"
+    notes += [*model.notes, *filter(None, [model.trained.note, load, note]), *model.nested.notes]
     asked_dtype = dtype
     if dtype is not None:
         set_dtype(config, TORCH[dtype])

@@ -1,16 +1,19 @@
-"""Progress bars on stderr."""
+"""Progress on stderr: bars in a terminal, and elsewhere a line for each long stage."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 Advance = Callable[[int], object]
 """Called with the number of bytes, tokens or steps that were just completed."""
+
+LONG = 5.0
+"""Seconds of a stage without a word; a shorter one needs none."""
 
 
 class Bar:
@@ -33,10 +36,29 @@ class Bar:
 
 
 @contextmanager
+def stage(title: str, *, show: bool) -> Iterator[None]:
+    """Says what runs, where no terminal draws a bar, once it has taken ``LONG``."""
+
+    def say() -> None:
+        with suppress(OSError):  # nobody has to read it
+            print(f"{title} ...", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(LONG, say)
+    timer.daemon = True
+    if show and not sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
 def steps(title: str, total: int, *, show: bool, unit: str = "it") -> Iterator[Bar]:
-    """Draws a bar with its rate and the time left. Without ``show``, nothing is drawn."""
-    if not show:
-        yield Bar()
+    """Draws a bar with its rate and the time left, or is a ``stage``. Without ``show``, it does nothing."""
+    if not show or not sys.stderr.isatty():
+        with stage(title, show=show):
+            yield Bar()
         return
     from tqdm import tqdm
 

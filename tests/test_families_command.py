@@ -33,21 +33,6 @@ def test_everything_is_listed(run: RunCli) -> None:
         assert table.count(f"| {family.title} |") == 1
 
 
-def test_trained_lengths() -> None:
-    """One length for each Hub id, even where two families have it; every group has ids and a source."""
-    known: dict[str, int] = {}
-    for family in FAMILIES:
-        ids = [name for group in family.checkpoints for name in group.ids]
-        assert len(ids) == len(set(ids)), family.name
-        assert set(family.examples) <= set(ids)
-        for group in family.checkpoints:
-            assert group.ids
-            assert group.source
-            assert group.tokens is None or group.tokens > 0
-        for name, length in family.train_lengths.items():
-            assert known.setdefault(name, length) == length
-
-
 def test_a_part_of_a_name(run: RunCli) -> None:
     [entry] = run("families", "JINA-reranker", "--json").json["families"]
     assert entry["name"] == "jina_bert"

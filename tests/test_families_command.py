@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from converter import supported
-from converter.families import FAMILIES, recognise
+from converter.families import FAMILIES
 from converter.rotary.models import MODELS
-from tests import tiny
 from tests.conftest import Refused, RunCli
 
 
@@ -48,11 +45,3 @@ def test_a_part_of_a_name(run: RunCli) -> None:
 
 def test_no_such_name(refused: Refused) -> None:
     assert "no family or known checkpoint is called 'gpt2-xl'" in refused("families", "gpt2-xl", code=2)
-
-
-def test_every_family_has_tiny_checkpoints_that_are_tested(tmp_path: Path) -> None:
-    assert {family.name for family in FAMILIES} <= {*tiny.FACTORIES, *tiny.ENCODERS}
-    for name, family in tiny.FAMILY.items():
-        config, _ = tiny.read(tiny.CHECKPOINTS[name].write(tmp_path / name))
-        assert recognise(config) is family
-    assert recognise({"model_type": "ntk_mpt"}).name == "mpt"

@@ -122,17 +122,6 @@ def test_masked_tokens_are_predicted() -> None:
     assert torch.equal(torch.where(hidden, batch.targets, batch.ids), torch.from_numpy(ids))
 
 
-def test_drawn_windows_lie_in_the_text_and_have_all_lengths() -> None:
-    windows = np.arange(120).reshape(3, 40)
-    samples = Windows(windows, windows[:0], windows[:0], (20, 40), lambda length: 40 // length)
-    rng = np.random.default_rng(0)
-    drawn = [samples.draw(rng).ids for _ in range(20)]
-    assert {tuple(ids.shape) for ids in drawn} == {(2, 20), (1, 40)}
-    for ids in drawn:
-        assert (ids.diff() == 1).all()
-        assert torch.equal(ids[:, 0] // 40, ids[:, -1] // 40)
-
-
 # --- the descent
 
 

@@ -1,4 +1,4 @@
-"""The export as a user sees it: what is written, what is left alone, what it costs."""
+"""The export as a user sees it: what is written, what is left alone, what ends it."""
 
 from __future__ import annotations
 

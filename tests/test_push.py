@@ -18,7 +18,6 @@ from converter.onnx.export import export
 from converter.result import manifest
 from tests import forks
 from tests.conftest import Run, edit_json, fingerprint
-from tests.foreign_code import UNSEEN
 from tests.hub_server import (
     AS_USERS_DO,
     IMPATIENT,
@@ -32,6 +31,7 @@ from tests.hub_server import (
     refused,
 )
 from tests.patched import CHECKED
+from tests.test_foreign_code import UNSEEN
 from tests.test_manifest import TAMPERED, cut, flip
 
 ID = "ada/bloom-ntk"

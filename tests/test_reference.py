@@ -25,15 +25,6 @@ from tests.reference import FAMILIES, alibi
 
 HEADS = [16, 12, 40]
 NTK = {"type": "ntk", "factor": 4.0}
-SCALINGS: dict[str, dict[str, Any] | None] = {
-    "none": None,
-    "linear": {"type": "linear", "factor": 2.0},
-    "ntk": NTK,
-    "ntk-published": {"type": "ntk-published", "factor": 4.0},
-    "by-parts": {"type": "by-parts", "factor": 4.0, "ramp": [16.0, 64.0]},
-    "ntk by length": {"type": "ntk", "dynamic": "length", "rate": 2.0, "train_seq_len": 16},
-    "ntk by position": {"type": "ntk", "dynamic": "position", "rate": 2.0, "train_seq_len": 16},
-}
 MASKS = {
     "no mask": None,
     "ones": tiny.padding_mask([48, 48], "left"),
@@ -51,20 +42,6 @@ Module = TypeVar("Module", bound=nn.Module)
 def tolerance(logits: Array) -> float:
     """What float32 may differ from the truth by, in logits."""
     return max(1e-4, 1e-5 * float(np.abs(logits).max()))
-
-
-@pytest.mark.parametrize(("family", "scaling"), dealt(FAMILIES, SCALINGS))
-def test_padding_changes_nothing(tmp_path: Path, family: str, scaling: str) -> None:
-    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, 12))
-    config["alibi_scaling"] = SCALINGS[scaling]
-    logits = FAMILIES[family].logits
-    ids = tiny.token_ids(1, 29)
-    alone = logits(config, tensors, ids)
-    for side, real in (("left", slice(11, None)), ("right", slice(0, 29))):
-        mask = tiny.padding_mask([29], side, width=40)  # type: ignore[arg-type]
-        padded = np.full_like(mask, tiny.PAD)
-        padded[:, real] = ids
-        assert_allclose(logits(config, tensors, padded, mask)[:, real], alone, atol=1e-11)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

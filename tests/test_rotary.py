@@ -22,7 +22,7 @@ from converter import VerificationError, convert, inspect
 from converter.model.open import open_model
 from converter.model.rotary import RotaryModel
 from converter.rotary import settings
-from converter.rotary.models import MODELS, REFUSED
+from converter.rotary.models import MODELS
 from converter.scaling.frequencies import ROTARY_METHODS, frequencies, scaled_frequencies, yarn_attention
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.open import open_folder
@@ -140,11 +140,6 @@ def test_every_scaling_of_every_model_type(
 
 def hashes(folder: Path, pattern: str) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob(pattern)}
-
-
-def test_every_supported_type_has_a_tiny_checkpoint() -> None:
-    assert sorted(tiny_rotary.SETTINGS) == sorted(MODELS)
-    assert not MODELS.keys() & REFUSED.keys()
 
 
 LOGITS: list[dict[str, Any]] = [

@@ -1,4 +1,7 @@
-"""Staging writes all or nothing, whatever ends a block. tests/test_faults.py ends runs from outside."""
+"""Staging: whose folders are removed or kept, mount points, and interruptions.
+
+tests/test_faults.py has that all is written or nothing.
+"""
 
 from __future__ import annotations
 

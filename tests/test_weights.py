@@ -350,6 +350,3 @@ def test_a_tensor_in_two_bins(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "s1.bin")
     with pytest.raises(SourceError, match=r"'a' is in both s0\.bin and s1\.bin"):
         convert_weights(tmp_path, tmp_path / "out")
-
-
-# Another dtype

@@ -7,20 +7,15 @@ import os
 import subprocess
 import sys
 import textwrap
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from converter.errors import SourceError
-from converter.model.open import open_with_request
-from converter.plan import decide, write
-from converter.result.card import read_origin
 from converter.source.jsonfile import parse_object
 from tests.conftest import MakeSource, Refused, RunCli
 from tests.hostile import sources
 from tests.hostile.outcomes import outcomes
-from tests.onnx_graphs import with_modules
 
 ROOT = Path(__file__).parent.parent
 
@@ -125,45 +120,6 @@ def test_a_link_out_of_the_source(
     )
     if name == "config.json":  # of these files, inspect reads no other
         assert refused("inspect", folder) == line
-
-
-def exchanged(path: Path, secret: Path) -> None:
-    """The file, or the folder that it is in, becomes a link to a private one of the same name."""
-    part = path.parent if path.parent.name == "1_Pooling" else path
-    part.rename(part.with_name("moved"))
-    part.symlink_to(secret / part.name)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("LICENSE", "leads out of the folder"),
-        ("tokenizer.json", "leads out of the folder"),
-        ("1_Pooling/config.json", None),  # what was read before is written
-        ("model.safetensors.index.json", "changed while it was read"),
-        ("README.md", "leads out of the folder"),
-    ],
-)
-def test_a_file_that_is_exchanged_for_a_link_once_it_is_checked(
-    name: str, message: str | None, make_source: MakeSource, tmp_path: Path
-) -> None:
-    folder = with_modules(make_source("jina_bert", sharded=True))
-    secret, out = tmp_path / "secret", tmp_path / "out"
-    (folder / "LICENSE").touch()
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n", encoding="utf-8")
-    (secret / name).parent.mkdir(parents=True)
-    (secret / name).write_text('{"weight_map": {"secret": "a.safetensors"}}', encoding="utf-8")
-    out.mkdir()
-    model, request = open_with_request(folder, scale=2.0)
-    plan = decide(model, request)
-    before = (folder / name).read_bytes()
-    exchanged(folder / name, secret)
-    with pytest.raises(SourceError, match=message) if message else nullcontext():
-        write(plan, out)
-        read_origin(model, None)
-    if message is None:
-        assert (out / name).read_bytes() == before
-    assert b"secret" not in b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
 
 
 def test_links_that_are_meant(

@@ -49,14 +49,12 @@ from converter.source.tokenizer import KNOWN, read_tokenizer
 from converter.verification import tensors
 from converter.verification.patched import Patched
 from tests.models import model_of
+from tests.true_geometry import PUBLISHED as CHECKPOINTS
 
 FOLDER = Path(__file__).parent / "published"
 Entry = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
-CHECKPOINTS: dict[str, list[Entry]] = {
-    file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))
-}
 LAYOUTS: dict[str, dict[str, Any]] = {
     file.stem: json.loads(file.read_text(encoding="utf-8"))
     for file in sorted((FOLDER / "layouts").glob("*.json"))

@@ -18,7 +18,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -36,7 +35,7 @@ CONVERSIONS: dict[str, dict[str, Any]] = {
     "position": {"method": "ntk", "dynamic": "position", "train_length": TRAIN_LENGTH},
 }
 """Folder -> options of ``convert``."""
-ROWS = {"cpu": 4, "cuda": 16}
+ROWS = 4
 """Prompts of similar length that transformers and onnxruntime-genai get at once, with padding."""
 PADDING = 0
 """Token id; no prompt has it."""
@@ -53,13 +52,12 @@ Run = Callable[[Prompts, int], list[list[int]]]
 """From prompts and a number of new tokens to the new tokens of each prompt, greedy."""
 
 
-def in_vllm(setup: Setup, folder: str, backend: str | None) -> Run:
+def in_vllm(setup: Setup, folder: str) -> Run:
     from vllm import LLM, SamplingParams
 
     from converter.vllm_plugin import register
 
     register()  # the checkout may not be installed
-    cuda = {"attention_backend": backend, "enforce_eager": True, "gpu_memory_utilization": 0.6}
     engine = LLM(
         str(setup.folder / folder),
         dtype=setup.dtype,
@@ -67,7 +65,6 @@ def in_vllm(setup: Setup, folder: str, backend: str | None) -> Run:
         enable_prefix_caching=False,  # the same prompts come again
         skip_tokenizer_init=True,
         disable_log_stats=True,
-        **(cuda if setup.device == "cuda" else {}),
     )
 
     def run(prompts: Prompts, new: int) -> list[list[int]]:
@@ -79,56 +76,28 @@ def in_vllm(setup: Setup, folder: str, backend: str | None) -> Run:
     return run
 
 
-def in_transformers(setup: Setup, folder: str, attention: str | None) -> Run:
+def in_transformers(setup: Setup, folder: str) -> Run:
     """``generate``, with some rows at a time; no token ends a row."""
     from transformers import GenerationConfig
 
-    model = measuring.load(setup, folder, attn_implementation=attention)
+    model = measuring.load(setup, folder)
 
     def run(prompts: Prompts, new: int) -> list[list[int]]:
         config = GenerationConfig(do_sample=False, max_new_tokens=new, eos_token_id=-1, pad_token_id=PADDING)
 
         def generate(some: Prompts) -> list[list[int]]:
             width = max(map(len, some))
-            ids = torch.tensor([[PADDING] * (width - len(row)) + row for row in some], device=model.device)
+            ids = torch.tensor([[PADDING] * (width - len(row)) + row for row in some])
             found = model.generate(ids, attention_mask=(ids != PADDING).long(), generation_config=config)
             tokens: list[list[int]] = found[:, width:].tolist()
             return tokens
 
-        return by_length(prompts, generate, ROWS[setup.device])
+        return by_length(prompts, generate)
 
     return run
 
 
-def in_continuous_batches(setup: Setup, folder: str, attention: str | None) -> Run:
-    """``generate_batch`` of transformers.
-
-    By default, sdpa would become flash attention where that is installed, and a trial on the CPU would take
-    all memory for its cache. Not all releases of transformers have these settings.
-    """
-    import transformers
-
-    model = measuring.load(setup, folder, attn_implementation=attention)
-
-    def run(prompts: Prompts, new: int) -> list[list[int]]:
-        greedy = {"do_sample": False, "eos_token_id": -1, "pad_token_id": PADDING}
-        config = transformers.GenerationConfig(max_new_tokens=new, **greedy)
-        options: dict[str, Any] = {}
-        if kind := getattr(transformers, "ContinuousBatchingConfig", None):
-            small = {"num_blocks": 16, "max_batch_tokens": 64} if setup.device == "cpu" else {}
-            wanted: dict[str, Any] = {"auto_switch_to_flash": False, **small}
-            known = wanted.keys() & {each.name for each in fields(kind)}
-            options["continuous_batching_config"] = kind(**{key: wanted[key] for key in known})
-        answers = model.generate_batch(list(prompts), generation_config=config, **options).values()
-        if error := next((each.error for each in answers if each.error), None):  # it is only logged
-            raise RuntimeError(error)
-        return [each.generated_tokens for each in answers]
-
-    return run
-
-
-def in_genai(setup: Setup, folder: str, attention: None) -> Run:
-    del attention
+def in_genai(setup: Setup, folder: str) -> Run:
     import onnxruntime_genai
 
     model = onnxruntime_genai.Model(str(setup.folder / folder))
@@ -146,7 +115,7 @@ def in_genai(setup: Setup, folder: str, attention: None) -> Run:
                 generator.generate_next_token()
             return [generator.get_sequence(row)[width:].tolist() for row in range(len(rows))]
 
-        return by_length(prompts, generate, ROWS[setup.device])
+        return by_length(prompts, generate)
 
     return run
 
@@ -154,18 +123,17 @@ def in_genai(setup: Setup, folder: str, attention: None) -> Run:
 ENGINES: dict[str, tuple[str, Callable[..., Run]]] = {
     "vllm": ("vllm", in_vllm),
     "generate": ("transformers", in_transformers),
-    "generate_batch": ("transformers", in_continuous_batches),
     "genai": ("onnxruntime_genai", in_genai),
 }
 """Engine -> the module that must be installed, and what loads a folder."""
 
 
-def by_length(prompts: Prompts, generate: Callable[[Prompts], list[list[int]]], rows: int) -> list[list[int]]:
+def by_length(prompts: Prompts, generate: Callable[[Prompts], list[list[int]]]) -> list[list[int]]:
     """Runs some prompts of similar length at a time; the results are in the order of the prompts."""
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     found: dict[int, list[int]] = {}
-    for start in range(0, len(order), rows):
-        places = order[start : start + rows]
+    for start in range(0, len(order), ROWS):
+        places = order[start : start + ROWS]
         found |= zip(places, generate([prompts[place] for place in places]), strict=True)
     return [found[place] for place in range(len(prompts))]
 
@@ -181,8 +149,6 @@ class Side(NamedTuple):
     name: str
     engine: str
     folder: str
-    attention: str | None = None
-    """The implementation in transformers, or the backend of vLLM; None for the default."""
 
     @property
     def lacking(self) -> str | None:
@@ -192,7 +158,7 @@ class Side(NamedTuple):
 
     def load(self, setup: Setup) -> Run:
         torch.set_num_threads(setup.threads)
-        return ENGINES[self.engine][1](setup, self.folder, self.attention)
+        return ENGINES[self.engine][1](setup, self.folder)
 
 
 SIDES = (
@@ -238,7 +204,7 @@ def first_tokens(setup: Setup, prompts: Prompts) -> dict[str, list[int]]:
     found = {}
     for folder in (STOCK, *CONVERSIONS):
         model = measuring.load(setup, folder, "float32")
-        logits = (measuring.prefill(model, torch.tensor([row], device=setup.device)) for row in prompts)
+        logits = (measuring.prefill(model, torch.tensor([row])) for row in prompts)
         found[folder] = [int(each.argmax()) for each in logits]
     return found
 
@@ -291,7 +257,7 @@ def main(count: int, new: int, lengths: list[int], repeats: int, write: bool, **
         f"position* is ntk from {TRAIN_LENGTH} tokens. *Speed* is relative to {sides[0].name}.",
         f"{count} prompts of {min(lengths)} to {max(lengths)} tokens ({total} in all) and {new} new tokens "
         "each, greedy. vLLM gets all prompts at once; transformers and onnxruntime-genai get "
-        f"{ROWS['cpu']} of similar length at a time. Then one prompt of each length, to its first token. "
+        f"{ROWS} of similar length at a time. Then one prompt of each length, to its first token. "
         "*First right*: prompts whose first new token is the likeliest one of transformers' model in the "
         "same folder.",
         report.table([*head, "first right"], rows),

@@ -169,8 +169,6 @@ class HubServer:
         """File name -> the fault of its downloads."""
         self.half_sent: Callable[[], object] | None = None
         """Called when half of an uploaded file was received; the connection is closed if it returns True."""
-        self.lost: set[str] = set()
-        """Files that an accepted commit does not add."""
         self.transfer = "basic"
         """The protocol for large files: ``basic`` or ``xet``."""
         self.objects: dict[str, bytes] = {}
@@ -411,8 +409,7 @@ class HubServer:
         folder = self._folder()
         shutil.copytree(repository.commits[wanted], folder, dirs_exist_ok=True)
         for line in lines:
-            if line["value"]["path"] not in self.lost:
-                self._apply(line["key"], line["value"], folder)
+            self._apply(line["key"], line["value"], folder)
         number = sum(name.startswith("refs/pr/") for name in repository.refs) + 1
         commit = _add(repository, f"refs/pr/{number}" if proposal else revision, folder)
         url = f"{self.endpoint}/{repo_id}"

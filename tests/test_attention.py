@@ -27,7 +27,6 @@ from tests.onnx_graphs import Array, assert_close
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
 from tests.runners import FUNCTIONS, MakeRunner, Torch, expected
 from tests.test_continuous_batching import OLD, batched, prompts
-from tests.test_generation import by_hand, generate
 
 DYNAMIC = ("ntk-length", "ntk-position")
 DOCUMENTS = (17, 1, 22)
@@ -129,19 +128,6 @@ def test_own_masks(converted: Convert, runner: MakeRunner, family: str, scaling:
             for start, end in ((0, 25), (25, 39), (39, 40))
         ]
         assert_logits(torch.cat(steps, dim=1), right)
-
-
-@pytest.mark.parametrize(
-    ("family", "function"), [("bloom", "eager"), ("replit", "flash_attention_2"), ("mpt", "flex_attention")]
-)
-def test_every_function_generates(converted: Convert, runner: MakeRunner, family: str, function: str) -> None:
-    """test_generation.py has sdpa."""
-    folder = converted(family, 12, "ntk-position")
-    ids, mask = batch(rows=2, length=40)
-    greedy, run = by_hand(load(folder), ids, mask), runner(function, folder, family)
-    assert isinstance(run, Torch)
-    for options in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
-        assert torch.equal(generate(run.model, ids, mask, **options), greedy)
 
 
 @torch.no_grad()

@@ -72,26 +72,6 @@ def test_smallest_run(command: str, expected: str) -> None:
     assert expected in done.stdout
 
 
-def test_a_side_without_memory_is_not_tried_again(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    measuring = module("measuring")
-    tried = []
-
-    def measure(side: str, length: int) -> object:
-        tried.append((side, length))
-        if (side, length) == ("large", 16):
-            return measuring.Cell(measuring.Measured(failure="out of memory"))
-        prompt = measuring.Measured([float(length)], extra=2 * 10**6)
-        return measuring.Cell(prompt, measuring.Measured([0.5]))
-
-    monkeypatch.setattr(measuring, "fresh", lambda function, *args: function(*args))
-    results = measuring.in_turns(measure, ["small", "large"], [8, 16, 32], 2, float("inf"))
-    assert [length for side, length in tried if side == "large"] == [8, 8, 16]
-    assert [length for side, length in tried if side == "small"] == [8, 8, 16, 16, 32, 32]
-    assert results[32]["large"].columns() == ["out of memory", "-", "out of memory", "-", "-", "-"]
-    columns = results[8]["small"].columns(results[16]["small"])
-    assert columns == ["8000", "0.50x", "2", "1.00x", "500", "1.00x"]
-
-
 # --- make gpu
 
 

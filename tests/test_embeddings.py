@@ -26,7 +26,7 @@ from converter.evaluation.runner import choose, losses
 from converter.evaluation.samples import masked_tokens
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir
-from converter.evaluation.tasks.scores import CUTOFF, ndcg
+from converter.evaluation.tasks.scores import CUTOFF
 from converter.evaluation.tasks.task import Collection
 from converter.evaluation.tune import tune
 from converter.scaling.scaling import UNSCALED, Scaling
@@ -76,17 +76,6 @@ def beir(folder: Path, documents: int = 30) -> Path:
 
 
 # Scores
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=30).filter(any), st.randoms())
-def test_ndcg_is_scikit_learn_s(grades: list[int], chance: Any) -> None:
-    ranked = list(range(len(grades)))
-    chance.shuffle(ranked)
-    scores = np.empty(len(grades))
-    scores[ranked] = -np.arange(len(grades))
-    found = ndcg(ranked[:CUTOFF], {place: grade for place, grade in enumerate(grades) if grade})
-    expected = 1.0 if len(grades) == 1 else ndcg_score([grades], [scores], k=CUTOFF)
-    assert found == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.integers(1, 12), st.integers(1, 40), st.randoms())

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from transformers import AutoModelForCausalLM
 
-from converter import convert, inspect, tune
+from converter import convert, tune
 from converter.config import ROTARY, SOURCE_CONFIG
 from converter.errors import ConverterError, SourceError, UsageError
 from converter.evaluation import trainable
@@ -270,16 +270,6 @@ def test_text_ends_where_the_model_ends_it(pristine: Pristine) -> None:
         assert len(complete(model, tokenizer, CPU, [(5,), (5, 6, 7)], 3)) == 2
     for before, after in zip(whole, cut, strict=True):
         assert after == (before[: before.index(end)] if end in before else before)
-
-
-@pytest.mark.parametrize("form", [pytest.param({"fmt": "bin"}, marks=pytest.mark.slow), {"sharded": True}])
-def test_other_forms_of_weights(pristine: Pristine, form: dict[str, Any]) -> None:
-    ids = tiny.token_ids(2, 30)
-    found = []
-    for source in (pristine("bloom", num_heads=6), pristine("bloom", num_heads=6, **form)):
-        with open_subject(source, CPU) as subject:
-            found.append(decoded(subject.scaled(subject.model.scaling), ids))
-    assert np.array_equal(*found)
 
 
 def test_a_rotary_model_is_converted_for_each_scaling(tmp_path: Path) -> None:
@@ -685,15 +675,6 @@ def test_tasks_are_given_by_name_too(pristine: Pristine) -> None:
             evaluate(model, tasks=[wrong], **options)
         with pytest.raises(UsageError, match=message):
             tune(model, 300, tasks=[wrong], train_length=64)
-
-
-def test_messages_name_parameters_in_python(pristine: Pristine) -> None:
-    with pytest.raises(UsageError, match="give `lengths` or `train_length`"):
-        evaluate([pristine("bloom")], tasks=[Words()], items=2)
-    with pytest.raises(UsageError, match="`dtype` 'int8' is unknown"):
-        choose(None, "int8", None)
-    with pytest.raises(UsageError, match="there is no option 'scle'; did you mean 'scale'"):
-        inspect(pristine("bloom"), scle=2)  # type: ignore[call-arg]
 
 
 def test_the_cpu_is_for_machines_without_cuda_and_computes_in_float32_where_memory_has_room(

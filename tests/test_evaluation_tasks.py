@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from converter.errors import ConverterError, SourceError, UsageError
 from converter.evaluation import tasks
 from converter.evaluation.tasks import files, numbers, records, scores
 from converter.evaluation.tasks.task import Item
-from converter.evaluation.tasks.tokens import depths, encode, fill, generator
+from converter.evaluation.tasks.tokens import encode
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "longeval"
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
@@ -92,26 +91,6 @@ def test_a_prompt_is_open_at_its_end(
 # Filling a length
 
 
-@settings(max_examples=50)
-@given(
-    increments=st.lists(st.integers(0, 20), min_size=1, max_size=100),
-    start=st.integers(20, 60),
-    spare=st.integers(0, 1500),
-)
-def test_a_length_takes_the_most_units_that_fit(increments: list[int], start: int, spare: int) -> None:
-    """Compared with counting; a unit may take any number of tokens, and after the listed ones takes 7."""
-    sizes = list(itertools.accumulate(increments + [7] * 500, initial=start))
-
-    def draft(units: int) -> Item:
-        tokens = sizes[units] if units < len(sizes) else sizes[-1] + 7 * (units - len(sizes) + 1)
-        return Item((0,) * tokens, (str(units),))
-
-    task = tasks.make_task("passkey")
-    room = start + spare
-    [item] = fill(task, [draft], room + task.max_new_tokens, least=0)
-    assert item.answers == (str(max(units for units, size in enumerate(sizes) if size <= room)),)
-
-
 @GENERATED
 @TOKENIZERS
 @settings(max_examples=8)
@@ -152,15 +131,6 @@ def test_a_tokenizer_that_drops_the_text_is_refused() -> None:
 
 
 # Randomness
-
-
-@given(seed=st.integers(), count=st.integers(10, 200))
-def test_any_number_of_depths_is_spread_evenly(seed: int, count: int) -> None:
-    found = list(itertools.islice(depths(generator(seed)), count))
-    assert all(0 <= depth < 1 for depth in found)
-    for fifth in range(5):
-        inside = sum(fifth / 5 <= depth < (fifth + 1) / 5 for depth in found)
-        assert abs(inside - count / 5) < 3
 
 
 @GENERATED
@@ -268,12 +238,6 @@ def test_names_have_three_words_where_two_are_not_enough(monkeypatch: pytest.Mon
     assert len(set(names)) == 30
 
 
-def test_words_are_distinct_and_plain() -> None:
-    for listed in (numbers.ADJECTIVES, numbers.NOUNS):
-        assert len(set(listed)) == len(listed)
-        assert all(re.fullmatch("[a-z]+", word) for word in listed)
-
-
 CASE = {
     "random_idx": ["b-c", 1],
     "expected_number": 17,
@@ -368,15 +332,6 @@ def test_the_middle_is_cut_out_and_the_halves_are_tokenised_again() -> None:
     assert len(expected) == 9
 
 
-def test_the_halves_get_shorter_until_they_fit() -> None:
-    """The bytes of a cut character decode to U+FFFD, which has three bytes, so the tokens become more."""
-    tokenizer = byte_level(merges=0)
-    ids = encode(tokenizer, "é" * 50)
-    naive = tokenizer.decode(list(ids[:5])) + tokenizer.decode(list(ids[-5:]))
-    assert len(encode(tokenizer, naive)) > 10
-    assert files.cut_middle(tokenizer, ids, 10) == encode(tokenizer, "é\ufffd\ufffdé")
-
-
 @settings(max_examples=30)
 @given(context=st.text(max_size=600), extra=st.integers(0, 300))
 @pytest.mark.parametrize("tokenizer", [BYTES, CLOSED], ids=["bytes", "closed words"])
@@ -439,8 +394,6 @@ TOPIC = ["The role of art in society", "b"]
         ("lines", 12345, "012345", 1),
         ("lines", 12345, " 67890, or 12345", 0),
         ("lines", 12345, "12 345", 0),
-        ("lines", 12345, "123456", 0),
-        ("lines", 12345, "", 0),
         ("lines", 12345, "none", 0),
         ("lines", 0, "is 00.", 1),
         ("topics", TOPIC, "The first topic is the role of art in society.", 1),
@@ -450,7 +403,6 @@ TOPIC = ["The role of art in society", "b"]
         ("topics", TOPIC, "The role of art", 0),
         ("topics", TOPIC, "The role of articles in society", 0),
         ("topics", TOPIC, "control of art in society", 0),
-        ("topics", TOPIC, "", 0),
         ("multifieldqa_en", ["a cat on the mat"], "The cat sat on a mat.", 2 * 3 / (4 + 3)),
         ("multifieldqa_en", ["no"], "no no yes", 0.5),
         ("multifieldqa_en", ["no no"], "no no yes", 2 * 2 / (3 + 2)),
@@ -464,7 +416,6 @@ TOPIC = ["The role of art in society", "b"]
         ("trec", ["City"], " \nCity", 0),
         ("trec", ["City"], "Date or City", 0.5),
         ("trec", ["City"], "city", 0),
-        ("trec", ["City"], "", 0),
         ("trec", ["Other location"], "Date or City", 0),
         ("trec", ["Other location"], "Other location", 1),
         ("trec", ["location"], "Other location", 0.5),
@@ -473,10 +424,7 @@ TOPIC = ["The role of art in society", "b"]
         ("prompts", ["7", "24"], " \n24 LINE", 1),
         ("prompts", ["7", "24"], "24.", 1),
         ("prompts", ["7", "24"], "240", 0),
-        ("prompts", ["7", "24"], "24th", 0),
-        ("prompts", ["7", "24"], "2", 0),
         ("prompts", ["7", "24"], "is 24", 0),
-        ("prompts", ["7", "24"], "", 0),
     ],
 )
 def test_what_an_answer_is_worth(tmp_path: Path, name: str, answer: Any, text: str, score: float) -> None:

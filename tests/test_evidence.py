@@ -221,36 +221,6 @@ def test_prompts_ask_for_a_line_that_they_hold() -> None:
     assert prompts([256], 5, 0) != prompts([256], 5, 1)
 
 
-def test_the_corpus_is_the_librarys_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"module_{number:02}.py" for number in range(60)]
-    for name in ("site-packages/other", "json/tests/test_json", "encodings/cp1", "_sysconfigdata_x"):
-        file = tmp_path / f"{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("left out")
-    for name in names:
-        (tmp_path / name).write_text(f"# {name}\n" * 300)
-    monkeypatch.setattr(text_task.sysconfig, "get_path", {"stdlib": str(tmp_path)}.get)
-    corpus = text_task.read_corpus()
-    trained_on = corpus.training.splitlines()
-    assert trained_on == sorted(trained_on)
-    starts = range(0, len(corpus.held_out), text_task.PIECE)
-    pieces = [corpus.held_out[start : start + text_task.PIECE] for start in starts]
-    held_out = [re.findall(r"# (module_..\.py)\n", piece) for piece in pieces]
-    assert all(len(set(found)) == 1 and len(found) > 100 for found in held_out)
-    assert 1 <= len(held_out) <= 15
-    assert sorted({*trained_on, *(f"# {found[0]}" for found in held_out)}) == [f"# {name}" for name in names]
-    assert not {f"# {found[0]}" for found in held_out} & {*trained_on}
-
-
-def test_a_piece_of_text_is_followed_by_its_targets() -> None:
-    ids = np.arange(100, 150)
-    inputs, targets = text_task.training_batch(np.random.default_rng(0), ids, sequences=200, length=8)
-    assert inputs.shape == targets.shape == (200, 8)
-    assert np.array_equal(targets, inputs + 1)
-    assert np.array_equal(np.diff(inputs), np.ones((200, 7)))
-    assert {inputs.min(), targets.max()} == {100, 149}
-
-
 # --- training
 
 
@@ -354,30 +324,6 @@ def test_a_prompt_fits_its_length_and_holds_its_answer(length: int, tokenizer: T
         assert row["depth"] == pytest.approx(
             [key for key, _ in lines].index(asked[1]) / max(1, len(lines) - 1), abs=0.006
         )
-
-
-def test_records_stand_among_text_and_only_answers_and_text_are_targets() -> None:
-    text = np.arange(10_000, 30_000)  # each place has its own token, so what follows is known
-    texts = dict.fromkeys(train_large.SHARES, text)
-    ids, targets, answers = train_large.text_batch(np.random.default_rng(0), texts)
-    assert ids.shape == targets.shape == answers.shape == (4, 512)
-    ask = lines_task.TOKEN_IDS[lines_task.ASK]
-    for row, wanted, is_answer in zip(ids.tolist(), targets.tolist(), answers.tolist(), strict=True):
-        known: dict[int, int] = {}
-        for place, (token, target) in enumerate(zip(row, wanted, strict=True)):
-            before = row[place - 1] if place else -1
-            following = row[place + 1] if place + 1 < len(row) else target
-            if is_answer[place]:
-                assert before == ask
-                assert target == known[token]
-            else:
-                assert target == (following if following >= 10_000 else lines_task.IGNORE)
-            if before == lines_task.TOKEN_IDS[lines_task.LINE]:
-                known[token] = following
-        of_text = [each for each in row if each >= 10_000]
-        assert np.array_equal(np.diff(of_text), np.ones(len(of_text) - 1))
-        assert len(of_text) in (512, 512 - 3 * 32)
-    assert answers.any(axis=1).tolist() == [True, False] * 2
 
 
 # --- encoders

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from converter import supported
-from converter.families import FAMILIES, recognise
+from converter.families import FAMILIES
 from converter.rotary.models import MODELS
-from tests import tiny
 from tests.conftest import Refused, RunCli
 
 
@@ -33,21 +30,6 @@ def test_everything_is_listed(run: RunCli) -> None:
         assert table.count(f"| {family.title} |") == 1
 
 
-def test_trained_lengths() -> None:
-    """One length for each Hub id, even where two families have it; every group has ids and a source."""
-    known: dict[str, int] = {}
-    for family in FAMILIES:
-        ids = [name for group in family.checkpoints for name in group.ids]
-        assert len(ids) == len(set(ids)), family.name
-        assert set(family.examples) <= set(ids)
-        for group in family.checkpoints:
-            assert group.ids
-            assert group.source
-            assert group.tokens is None or group.tokens > 0
-        for name, length in family.train_lengths.items():
-            assert known.setdefault(name, length) == length
-
-
 def test_a_part_of_a_name(run: RunCli) -> None:
     [entry] = run("families", "JINA-reranker", "--json").json["families"]
     assert entry["name"] == "jina_bert"
@@ -63,11 +45,3 @@ def test_a_part_of_a_name(run: RunCli) -> None:
 
 def test_no_such_name(refused: Refused) -> None:
     assert "no family or known checkpoint is called 'gpt2-xl'" in refused("families", "gpt2-xl", code=2)
-
-
-def test_every_family_has_tiny_checkpoints_that_are_tested(tmp_path: Path) -> None:
-    assert {family.name for family in FAMILIES} <= {*tiny.FACTORIES, *tiny.ENCODERS}
-    for name, family in tiny.FAMILY.items():
-        config, _ = tiny.read(tiny.CHECKPOINTS[name].write(tmp_path / name))
-        assert recognise(config) is family
-    assert recognise({"model_type": "ntk_mpt"}).name == "mpt"

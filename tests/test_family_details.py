@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from converter import UnsupportedModel, convert, inspect
-from converter.families import mosaic_gpt, mpt
+from converter.families import mpt
 from converter.families.checks import check_source
 from tests import tiny
 from tests.conftest import edit_json
@@ -28,9 +28,7 @@ from tests.patched import Convert, assert_logits, batch, config_of, load
 from tests.reference import alibi, jais
 from tests.runners import expected
 from tests.tiny import jina_bert as tiny_jina_bert
-from tests.tiny import mosaic_gpt as tiny_mosaic_gpt
-from tests.tiny import replit
-from tests.tiny.layout import change_tensors, merged
+from tests.tiny.layout import change_tensors
 
 
 def check_logits(model: Any, folder: Path, name: str) -> None:
@@ -234,19 +232,6 @@ def test_dnabert_2_s_config_is_completed(tmp_path: Path) -> None:
     check_logits(model, tmp_path / "out", "mosaic_bert")
 
 
-# MosaicGPT
-
-
-def test_slopes_are_one_series_for_every_number_of_heads() -> None:
-    def series(**changes: Any) -> tuple[float, ...]:
-        return mosaic_gpt.FAMILY.stock_slopes({**tiny_mosaic_gpt.config(4), **changes})
-
-    slopes = series(n_heads=12, d_model=96)
-    assert slopes == pytest.approx([2 ** (-8 * head / 12) for head in range(1, 13)])
-    steeper = series(n_heads=3, d_model=24, alibi_bias_max=6)
-    assert steeper == pytest.approx([1 / 4, 1 / 16, 1 / 64])
-
-
 # MPT
 
 
@@ -269,22 +254,6 @@ def test_a_config_that_transformers_wrote(named: str, tmp_path: Path) -> None:
             assert check_source(values) is mpt.FAMILY
             values.pop("no_bias", None)
             assert mpt.FAMILY.normalise(values).get("no_bias", True)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, "attn_type"),
-        ({"norm_type": "rmsnorm"}, "norm_type"),
-        ({"ffn_config": {"ffn_type": "mptglu"}}, "ffn_config"),
-        ({"norm_eps": 1e-6}, "norm_eps"),
-    ],
-)
-def test_stock_transformers_is_no_measure_for_these(changes: dict[str, Any], words: str) -> None:
-    multihead = {} if words == "attn_type" else {"attn_type": "multihead_attention", "kv_n_heads": None}
-    reason = mpt.FAMILY.stock_unfit(merged(replit.config(24), {"attn_config": multihead, **changes}))
-    assert reason is not None
-    assert words in reason
 
 
 # Refact

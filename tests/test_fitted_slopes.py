@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter import convert, inspect
+from converter import convert
 from converter.errors import SourceError, UsageError
 from converter.scaling.request import GivenSlopes, Request, request_for
 from converter.scaling.scaling import averaged, first_layers, query_factors, read_scaling
@@ -108,32 +108,26 @@ def test_rows_of_layers() -> None:
     ("changes", "words"),
     [
         ({"exponents": None}, "needs exponents"),
-        ({"exponents": []}, "needs exponents"),
         ({"exponents": [[]]}, "needs exponents"),
         ({"exponents": [0.5, 1.0]}, "needs exponents"),
         ({"exponents": [[0.5], [0.5, 1.0]]}, "different numbers of heads"),
         ({"exponents": [[0.5, 4.1]]}, "exponent 4.1 for head 1 of layer 0"),
         ({"exponents": [[0.5], [-1.1]]}, "exponent -1.1 for head 0 of layer 1"),
         ({"exponents": [["1"]]}, "exponent '1'"),
-        ({"exponents": [[True]]}, "exponent True"),
         ({"exponents": [[float("nan")]]}, "'exponents' is not a finite number; correct it"),
         ({"exponents": [[0.0, 0.0], [0, 0]]}, "would scale no head"),
         ({"temperatures": [0.5, 1.0]}, "needs temperatures: one list"),
         ({"temperatures": TEMPERATURES[:1]}, "temperatures of another shape than its exponents"),
-        ({"temperatures": [[0.1], [0.1]]}, "temperatures of another shape than its exponents"),
         ({"temperatures": [[0.1], [0.1, 0.2]]}, "temperatures of different numbers of heads"),
         ({"temperatures": [[0, 0, 0, 1.1]] * 2}, "temperature 1.1 for head 3 of layer 0"),
         ({"temperatures": [[-1.5, 0, 0, 1]] * 2}, "temperature -1.5 for head 0 of layer 0"),
-        ({"temperatures": [[0, 0, 0, True]] * 2}, "temperature True"),
         ({"factor": 1.0}, "factor 1"),
-        ({"factor": 1e5}, "factor 100000"),
         ({"factor": "8"}, "factor '8', expected a number from 1 to"),
         ({"train_seq_len": 64}, "a factor or train_seq_len, and not both"),
         ({"factor": None}, "a factor or train_seq_len, and not both"),
         ({"factor": None, "train_seq_len": -1}, "train_seq_len -1, expected a number of tokens"),
         ({"factor": None, "train_seq_len": 64, "rate": 0}, "rate 0, expected a number above 0"),
         ({"ramp": [1, 2]}, "unknown key ramp"),
-        ({"note": "mine"}, "unknown key note"),
         ({"type": "ntk"}, "/mine.json is not a file of fitted slopes"),
         ({"factor": None, "train_seq_len": 64, "rate": 20}, "rate 20"),
         (
@@ -256,12 +250,3 @@ def test_slopes_of_another_model(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         convert(pristine(name), tmp_path / "out", slopes=value, train_length=64)
-
-
-def test_a_damaged_config_is_refused(pristine: Pristine, tmp_path: Path) -> None:
-    convert(pristine("bloom"), tmp_path / "out", slopes=SCALING, verify=False)
-    edit_json(tmp_path / "out" / "config.json", {"alibi_scaling": fitted_scaling(4, 3)})
-    with pytest.raises(SourceError, match="3 layers, and the model has 2"):
-        inspect(tmp_path / "out")
-    with pytest.raises(ValueError, match="alibi_scaling"):
-        load(tmp_path / "out")

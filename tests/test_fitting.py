@@ -24,7 +24,7 @@ from converter.evaluation import descent
 from converter.evaluation.descent import Descent, descend
 from converter.evaluation.held_out import Judged, check_gain, judged
 from converter.evaluation.losses import masked_positions
-from converter.evaluation.samples import Answered, Prompts, Windows, answers, masked_tokens, next_tokens
+from converter.evaluation.samples import Answered, Windows, answers, masked_tokens, next_tokens
 from converter.evaluation.statistics import fewest_shown, items_to_show
 from converter.evaluation.tasks import make_task
 from converter.evaluation.tasks.beir import Beir
@@ -120,27 +120,6 @@ def test_masked_tokens_are_predicted() -> None:
     assert hidden.any(dim=1).all()
     assert (batch.ids[hidden] == 1).all()
     assert torch.equal(torch.where(hidden, batch.targets, batch.ids), torch.from_numpy(ids))
-
-
-def test_drawn_windows_lie_in_the_text_and_have_all_lengths() -> None:
-    windows = np.arange(120).reshape(3, 40)
-    samples = Windows(windows, windows[:0], windows[:0], (20, 40), lambda length: 40 // length)
-    rng = np.random.default_rng(0)
-    drawn = [samples.draw(rng).ids for _ in range(20)]
-    assert {tuple(ids.shape) for ids in drawn} == {(2, 20), (1, 40)}
-    for ids in drawn:
-        assert (ids.diff() == 1).all()
-        assert torch.equal(ids[:, 0] // 40, ids[:, -1] // 40)
-
-
-def test_prompts_of_similar_length_are_run_together() -> None:
-    prompts = [Answered(tuple(range(length)), length - 1) for length in (3, 30, 4, 31, 5)]
-    samples = Prompts(prompts, (), prompts, lambda length: max(1, 32 // length))
-    assert [len(batch.ids) for batch in samples.kept(prompts)] == [1, 1, 3]
-    assert sum(len(batch.ids) for batch in samples.kept(prompts)) == len(prompts)
-    rng = np.random.default_rng(0)
-    assert all(samples.draw(rng).ids.numel() <= 32 for _ in range(30))
-    assert samples.predicted == 5
 
 
 # --- the descent

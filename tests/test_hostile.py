@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 import textwrap
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from converter.errors import SourceError
-from converter.model.open import open_with_request
-from converter.plan import decide, write
-from converter.result.card import read_origin
-from converter.source.checkpoint import parse_header, weight_files
 from converter.source.jsonfile import parse_object
 from tests.conftest import MakeSource, Refused, RunCli
 from tests.hostile import sources
 from tests.hostile.outcomes import outcomes
-from tests.onnx_graphs import with_modules
 
 ROOT = Path(__file__).parent.parent
 
@@ -132,45 +122,6 @@ def test_a_link_out_of_the_source(
         assert refused("inspect", folder) == line
 
 
-def exchanged(path: Path, secret: Path) -> None:
-    """The file, or the folder that it is in, becomes a link to a private one of the same name."""
-    part = path.parent if path.parent.name == "1_Pooling" else path
-    part.rename(part.with_name("moved"))
-    part.symlink_to(secret / part.name)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("LICENSE", "leads out of the folder"),
-        ("tokenizer.json", "leads out of the folder"),
-        ("1_Pooling/config.json", None),  # what was read before is written
-        ("model.safetensors.index.json", "changed while it was read"),
-        ("README.md", "leads out of the folder"),
-    ],
-)
-def test_a_file_that_is_exchanged_for_a_link_once_it_is_checked(
-    name: str, message: str | None, make_source: MakeSource, tmp_path: Path
-) -> None:
-    folder = with_modules(make_source("jina_bert", sharded=True))
-    secret, out = tmp_path / "secret", tmp_path / "out"
-    (folder / "LICENSE").touch()
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n", encoding="utf-8")
-    (secret / name).parent.mkdir(parents=True)
-    (secret / name).write_text('{"weight_map": {"secret": "a.safetensors"}}', encoding="utf-8")
-    out.mkdir()
-    model, request = open_with_request(folder, scale=2.0)
-    plan = decide(model, request)
-    before = (folder / name).read_bytes()
-    exchanged(folder / name, secret)
-    with pytest.raises(SourceError, match=message) if message else nullcontext():
-        write(plan, out)
-        read_origin(model, None)
-    if message is None:
-        assert (out / name).read_bytes() == before
-    assert b"secret" not in b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
-
-
 def test_links_that_are_meant(
     make_source: MakeSource, run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,58 +173,3 @@ def test_names_that_cannot_be_printed(
     assert all(text.isprintable() for text in (result.json["source"], *result.json["files"]))
     texts = [(tmp_path / "out" / file).read_text() for file in ("config.json", "README.md")]
     assert all(letter.isprintable() or letter == "\n" for text in texts for letter in text)
-
-
-@pytest.mark.parametrize("name", [b"caf\xe9", b"a\nerror: forged\x1b[2J"])
-def test_an_out_that_cannot_be_printed(
-    name: bytes, make_source: MakeSource, refused: Refused, tmp_path: Path
-) -> None:
-    """The folder itself, or one that it is in; it would be printed, and stand in the card."""
-    source, place = make_source(), tmp_path / os.fsdecode(name)
-    place.mkdir()
-    for out in (place / "out", place):
-        for words in ((source, "--scale", "2", "--no-verify"), ("plot", source, "--scales", "2")):
-            assert "cannot be printed; name another folder" in refused(*words, "--out", out)
-
-
-# Headers and indexes that chance gives
-
-JSON = st.recursive(
-    st.none() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(sources.NASTY[:30]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-SIZES = st.lists(st.integers(-1, 9), max_size=3) | st.just([1 << 62, 1 << 62])
-ENTRY = st.fixed_dictionaries(
-    {"dtype": st.sampled_from(["F32", "U8", "BOOL", "F64", "F128"]), "shape": SIZES, "data_offsets": SIZES}
-)
-HEADER = st.dictionaries(st.sampled_from(["a", "b", "__metadata__", "c\n"]), ENTRY | JSON, max_size=3)
-
-
-quickly = settings(max_examples=80, deadline=None, derandomize=True, database=None)
-
-
-@quickly
-@given(HEADER, st.integers(0, 64))
-@example({"a": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}, 0)
-@example({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}, "__metadata__": {}}, 2)
-def test_any_header_is_refused_or_one_that_the_library_reads(header: dict[str, Any], size: int) -> None:
-    from safetensors import deserialize
-
-    raw = json.dumps(header).encode()
-    try:
-        tensors = parse_header(raw, "x", size)
-    except SourceError:
-        return
-    assert sum(tensor.end - tensor.start for tensor in tensors.values()) == size
-    assert {name for name, _ in deserialize(struct.pack("<Q", len(raw)) + raw + bytes(size))} == set(tensors)
-
-
-@quickly
-@given(st.dictionaries(st.text(max_size=3), st.text(max_size=12) | JSON, max_size=3))
-def test_any_index_names_files_beside_it_or_is_refused(weight_map: dict[str, Any]) -> None:
-    try:
-        found = weight_files("model.safetensors.index.json", lambda name: {"weight_map": weight_map})
-    except SourceError:
-        return
-    assert all("/" not in file and file.isprintable() for file in found.values())

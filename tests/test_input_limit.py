@@ -73,9 +73,7 @@ OUTCOMES: dict[str, tuple[str, Limits, dict[str, Any], Limits, int | None]] = {
     "absent": ("mosaic_bert", (None, None), {}, (2048, 2048), 2048),
     "no limit": ("mosaic_bert", ("512", VERY_LARGE), {}, (2048, 2048), 2048),
     "no integer": ("mosaic_bert", (512.0, "2147483648"), {}, (2048, 2048), 2048),
-    "boolean": ("mosaic_bert", (True, False), {}, (2048, 2048), 2048),
     "not positive": ("mosaic_bert", (0, -1), {}, (2048, 2048), 2048),
-    "list": ("mosaic_bert", ([512], {"tokens": 512}), {}, (2048, 2048), 2048),
     # Nobody chose the end of a dynamic scaling, so it is 8 times the trained length.
     "dynamic": ("mosaic_bert", (512, 512), {"train_length": 128, "scale": None}, (1024, 1024), 1024),
     "dynamic, as jina": ("jina_bert", (8192, 2147483648), {"scale": None}, (8192, 8192), 8192),

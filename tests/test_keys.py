@@ -20,7 +20,6 @@ from converter.source.keys import SENTENCE_CONFIGS, check_vectors
 from converter.source.open import open_folder
 from tests import tiny
 from tests.conftest import MakeSource, Refuses, edit_json
-from tests.keys import found
 from tests.patched import config_of
 from tests.tiny import rotary
 
@@ -283,10 +282,6 @@ def test_a_tokenizer_that_does_not_load(make_source: MakeSource, tmp_path: Path,
     convert(source, tmp_path / "out", scale=2)
     card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
     assert "token ids not compared: the source's tokenizer does not load" in card
-
-
-def test_the_script_that_looks_for_keys_finds_what_is_known() -> None:
-    assert {"configuration_files", "fast_tokenizer_files", "sentence_bert_config.json"} <= found().keys()
 
 
 # Keys that only choose an implementation: never a reason to refuse, and dropped

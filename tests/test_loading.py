@@ -197,24 +197,24 @@ NOT_HONOURED: list[dict[str, Any]] = [
     {"type": "ntk", "factor": 2.0, "train_seq_len": 2048},
     {"type": "ntk", "train_seq_len": 2048, "dynamic": "row"},
     {"type": "ntk", "train_seq_len": 2048, "rate": -1},
-    {"type": "ntk", "factor": 2.0, "slope": 3},
     {"type": "ntk", "factor": 2.0, "exponents": [[0, 0, 0, 1]]},
     *({"type": "ntk", "factor": 2.0, "temperature": value} for value in (0, -0.1, float("nan"))),
     *({"type": method, "factor": 2.0, "temperature": 0.2} for method in ("linear", "ntk-published")),
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperature": 0.2},
     {"type": "fitted", "factor": 2.0},
-    {"type": "fitted", "factor": 2.0, "exponents": [0, 0, 0, 1]},
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 1]]},
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]] * 3},
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 5]]},
-    {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, "1"]]},
     {"type": "fitted", "factor": 2.0, "temperatures": [[0, 0, 0, 1]]},
-    {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": [0, 0, 0, 1]},
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": [[0, 0, 1]]},
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": [[0, 0, 0, 1]] * 2},
     {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": [[0, 0, 0, 4.1]]},
-    {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]], "temperatures": None},
     {"type": "ntk", "factor": 2.0, "temperatures": [[0, 0, 0, 1]]},
+    *({"type": kind, "factor": 2.0, "ramp": [64, 256]} for kind in ("ntk", "linear")),
+    *(
+        {"type": "by-parts", "factor": 2.0, "ramp": ramp}
+        for ramp in ([64], [64, 64], [0, 64], [64, float("inf")], [2000, 4000])
+    ),
 ]
 
 

@@ -128,11 +128,6 @@ def edit_header(folder: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"shape":[', b'"shape":[1,', 1))
 
 
-def evil(folder: Path) -> None:
-    with (folder / CODE).open("a") as code:
-        code.write(f"\nopen({str(folder.parent / 'ran')!r}, 'w')\n")
-
-
 def link_out(path: Path) -> None:
     target = path.parent.parent / "outside"
     target.write_bytes(path.read_bytes())
@@ -154,16 +149,9 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "config": (config(n_layer=3), "config.json is not as the conversion"),
     "layers": (relisted(n_layer=3), "3 layers"),
     "scaling": (relisted(alibi_scaling={"type": "magic"}), "alibi_scaling"),
-    "auto_map": (config(auto_map={"AutoModel": "eve/x--m.Model"}), "auto_map"),
     "provenance": (config(ntk_convert=None), "convert it first"),
     "no config": (lambda out: (out / "config.json").unlink(), "config.json"),
     "no folder": (lambda out: shutil.rmtree(out), "ntk-convert wrote"),
-    "code": (evil, f"{CODE} differs from what this version"),
-    "code missing": (lambda out: (out / "ntk_alibi.py").unlink(), "ntk_alibi.py"),
-    "tokenizer code": (
-        lambda out: edit_json(out / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": "eve/x--t.T"}}),
-        "tokenizer_config.json has auto_map eve/x--t.T",
-    ),
     "nested": (lambda out: (out / "1_Pooling/config.json").write_text("[]"), "1_Pooling/config.json is not"),
     "gone": (lambda out: (out / "tokenizer.json").unlink(), "lacks tokenizer.json"),
     "link": (lambda out: link_out(out / "tokenizer.json"), "is a link that leads out of the folder"),
@@ -174,7 +162,10 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a path": (lambda out: (out / MANIFEST).write_text('{"files": {"../x": {"size": 1}}}'), "is damaged"),
     "not a list": (lambda out: (out / MANIFEST).write_text('{"files": [1]}'), "is not in ntk_convert.json"),
 }
-"""Name -> what somebody does to a repository, and words of the error; tests/test_push.py pushes some."""
+"""Name -> what somebody does to a repository, and words of the error; tests/test_push.py pushes some.
+
+test_foreign_code.py has what is done to its code.
+"""
 
 
 @pytest.mark.parametrize("kind", TAMPERED)
@@ -184,7 +175,6 @@ def test_what_is_not_right_is_refused(out: Path, kind: str) -> None:
     with pytest.raises(ConverterError) as error:
         checked(out)
     assert part in str(error.value)
-    assert not (out.parent / "ran").exists()
 
 
 @pytest.mark.parametrize("family", quick([*tiny.FACTORIES, *tiny.ENCODERS], "bloom", "refact", "jina_bert"))
@@ -228,9 +218,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 ENTRIES: dict[str, tuple[Any, str]] = {
     "a word": ({"train_length": "abc"}, "ntk_convert has train_length 'abc', not a number of tokens"),
-    "a boolean": ({"train_length": True}, "ntk_convert has train_length True, not a number of tokens"),
     "negative": ({"train_length": -5}, "ntk_convert has train_length -5, not a number of tokens"),
-    "a fraction": ({"train_length": 4.5}, "ntk_convert has train_length 4.5, not a number of tokens"),
     "source": ({"source": 3}, "ntk_convert has source 3, not a string"),
     "a list": ([32], "ntk_convert is [32], not an object"),
 }

@@ -1,4 +1,4 @@
-"""The export as a user sees it: what is written, what is left alone, what it costs."""
+"""The export as a user sees it: what is written, what is left alone, what ends it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,9 +22,8 @@ from converter.conversion import convert
 from converter.onnx.export import ExportResult, export
 from converter.onnx.options import OnnxOptions, Profile
 from tests import tiny
-from tests.conftest import Pristine, Refused, RunCli, edit_json, fingerprint
+from tests.conftest import Pristine, Refused, RunCli, fingerprint
 from tests.onnx_graphs import (
-    PROFILES,
     TRAIN_LENGTH,
     Engine,
     Make,
@@ -178,13 +176,6 @@ def test_what_else_is_there_stays(repository: Make, run: RunCli) -> None:
 # The graph's file
 
 
-def header(file: Path) -> tuple[int, dict[str, Any]]:
-    """Of a safetensors file: where its data starts and what is in it."""
-    content = file.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    return 8 + length, json.loads(content[8 : 8 + length])
-
-
 def described(values: Any) -> list[tuple[str, int, list[str | int]]]:
     """Name, dtype and sizes of inputs or outputs."""
     return [
@@ -309,83 +300,6 @@ def test_a_wrong_graph_leaves_the_conversion(
 
 
 # What it costs
-
-MEASURED = """
-import json, sys, time
-from pathlib import Path
-from converter.cli import main
-def peak():  # bytes; ru_maxrss starts with the parent's
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line]
-    return int(line.split()[1]) * 1024
-read = lambda: int(Path("/proc/self/io").read_text().split()[1])
-started = time.process_time()
-import converter.onnx.build
-before = read()
-try:
-    main(["export", sys.argv[1], "--no-validate", "-q", *sys.argv[2:]])
-except SystemExit as error:
-    code = error.code
-print(json.dumps({
-    "code": code or 0,
-    "seconds": time.process_time() - started,
-    "bytes_read": read() - before,
-    "peak": peak(),
-    "modules": sorted({"torch", "transformers", "onnxruntime"} & sys.modules.keys()),
-}))
-"""
-
-
-def measured(folder: Path, *words: str) -> dict[str, Any]:
-    """An export in a process of its own, and what it used."""
-    command = [sys.executable, "-c", MEASURED, str(folder), *words]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
-
-
-def grow(folder: Path, *, layers: int, heads: int, head_dim: int, vocabulary: int) -> None:
-    """Makes a tiny BLOOM a large one of float16, whose weights are a hole in a sparse file."""
-    hidden = heads * head_dim
-    _, tiny_header = header(folder / "model.safetensors")
-    sizes = {4 * tiny.HEAD_DIM: hidden, 12 * tiny.HEAD_DIM: 3 * hidden, 16 * tiny.HEAD_DIM: 4 * hidden}
-    sizes[tiny.VOCAB_SIZE] = vocabulary
-    tensors: dict[str, Any] = {}
-    end = 0
-    for name, entry in tiny_header.items():
-        if name == "__metadata__" or ".h.1." in name:
-            continue
-        for layer in range(layers if ".h.0." in name else 1):
-            shape = [sizes[size] for size in entry["shape"]]
-            start, end = end, end + 2 * int(np.prod(shape))
-            tensors[name.replace(".h.0.", f".h.{layer}.")] = {
-                "dtype": "F16",
-                "shape": shape,
-                "data_offsets": [start, end],
-            }
-    content = json.dumps(tensors).encode()
-    content += b" " * (-len(content) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(content)) + content)
-        file.truncate(8 + len(content) + end)
-    changes = {"n_layer": layers, "hidden_size": hidden, "n_head": heads, "vocab_size": vocabulary}
-    edit_json(folder / "config.json", changes)
-
-
-def test_a_large_checkpoint_takes_no_time_and_no_memory(repository: Make) -> None:
-    """BLOOM-1b7's sizes: 3.4 GB that are never read, by no heavy package, nor to see what is replaced."""
-    folder = repository()
-    grow(folder, layers=24, heads=16, head_dim=128, vocabulary=250880)
-    assert (folder / "model.safetensors").stat().st_size > 3e9
-    for profile in PROFILES:
-        used = measured(folder, "--onnx-profile", profile)
-        assert used["code"] == 0
-        assert used["modules"] == []
-        assert used["peak"] < 500e6
-        assert used["bytes_read"] < 30e6
-        assert used["seconds"] < 10
-        graphs = [folder / "model.onnx", folder / "model_fp32.onnx"]
-        assert all(graph.stat().st_size < 2e6 for graph in graphs)
-
 
 # What is there, and what ends an export
 

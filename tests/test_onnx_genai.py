@@ -363,6 +363,3 @@ def test_the_command_line(converted: Convert) -> None:
     if not og.is_cuda_available():
         line = "error: this genai is for CPUs; install onnxruntime-genai-cuda in its place\n"
         assert run("5 6 7", "--provider", "cuda") == (1, "", line)
-
-
-# Pitfalls that docs/onnx-serving.md names: if genai mends one, it need not warn any more

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -302,13 +301,6 @@ def test_a_graph_of_something_else(repository: Make, change: Change, message: st
     assert "; export it again: ntk-convert export" in failure
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written(repository: Make, refused: Refused) -> None:
-    folder = repository()
-    folder.chmod(0o500)
-    assert "no permission" in refused("export", folder)
-
-
 def test_a_full_disk(repository: Make, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = repository()
     usage = shutil.disk_usage(folder)
@@ -316,27 +308,6 @@ def test_a_full_disk(repository: Make, refused: Refused, monkeypatch: pytest.Mon
     assert "has 1.0 kB free, and the graph's own weights need " in refused(
         "export", folder, "--onnx-standalone"
     )
-
-
-@pytest.mark.parametrize("name", ["model.onnx", "onnx/model.onnx", "genai_config.json", "tokenizer.json"])
-def test_a_pipe_in_place_of_a_file(repository: Make, refused: Refused, name: str) -> None:
-    """Nobody writes to it, so reading it would wait for ever."""
-    folder = repository()
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
-    for words in (
-        ("export", folder),
-        ("validate", folder),
-        ("push", folder, "ada/bloom-ntk"),
-    ):
-        assert f"{name} is a pipe or a device, not a file; remove it" in refused(*words)
-
-
-def test_a_path_that_cannot_be_printed(repository: Make, refused: Refused, tmp_path: Path) -> None:
-    folder = repository().rename(tmp_path / "a\x1b[2J\nb")
-    for command in ("export", "validate"):
-        assert "has characters that cannot be printed; rename it" in refused(command, folder)
 
 
 @pytest.mark.parametrize(

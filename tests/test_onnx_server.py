@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import select
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +119,13 @@ def test_a_stream_of_text(with_graph: Make) -> None:
 
 REFUSED: dict[str, tuple[object, str]] = {
     "no JSON": (b"{", "the body is not JSON"),
-    "deep": (b"[" * 100_000, "the body is not JSON"),
     "a misspelt key": ({"input_id": [5]}, "the body must be an object with keys among"),
     "no prompt": ({}, "give either prompt or input_ids"),
     "two prompts": ({"prompt": "w5", "input_ids": [5]}, "give either prompt or input_ids"),
     "half a character": ({"prompt": "w5 \ud800"}, "prompt is not valid Unicode"),
-    "a number as text": ({"prompt": 5}, "prompt must be a text"),
     "an unknown token": ({"input_ids": [5, 97]}, "a prompt is one token or more, each an id from 0 to 96"),
     "a negative token": ({"input_ids": [-1]}, "a prompt is one token or more"),
-    "a truth": ({"input_ids": [True]}, "a prompt is one token or more"),
     "no new tokens": ({"input_ids": [5], "max_new_tokens": 0}, "max_new_tokens must be a number of at least"),
-    "a stream of 1": ({"input_ids": [5], "stream": 1}, "max_new_tokens must be a number of at least 1, stre"),
     "too long": ({"input_ids": [5] * 97}, "97 tokens and max_new_tokens 32 are more than the 96 of a slot"),
     "too long an answer": (
         {"input_ids": [5] * 90, "max_new_tokens": 7},
@@ -161,23 +155,6 @@ def test_errors(with_graph: Make) -> None:
             assert (status, answer["error"]) == (403, "requests of web pages are not answered")
         assert free(port) == 2
         assert ask(port, {"input_ids": [5] * 90, "max_new_tokens": 6})[0] == 200
-
-
-@pytest.mark.parametrize("size", [100, 1 << 24])
-def test_a_body_that_does_not_end(with_graph: Make, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Each byte comes in time, but all of them would take minutes."""
-    monkeypatch.setattr("serve_onnx.PATIENCE", 0.3)
-    with (
-        served(with_graph()) as server,
-        socket.create_connection(("127.0.0.1", server.server_port)) as client,
-    ):
-        client.sendall(b"POST /generate HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % size)
-        with suppress(ConnectionError):
-            for _ in range(100):
-                client.sendall(b" ")
-                if select.select([client], [], [], 0.05)[0]:
-                    break
-        assert client.recv(1 << 12).startswith(b"HTTP/1.0 408 ")
 
 
 def test_a_model_that_fails(

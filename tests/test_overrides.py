@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from converter import UnsupportedModel, convert, inspect
 from converter.errors import Undecided
 from converter.families.checks import check_source
-from converter.model.overrides import overridden, parse, set_words
+from converter.model.overrides import overridden
 from tests import tiny
 from tests.conftest import MakeSource, Refused, RunCli, edit_json, fingerprint
 from tests.patched import config_of, load
@@ -259,18 +257,3 @@ def test_the_tensors_decide(make_source: MakeSource, tmp_path: Path) -> None:
     for overrides in ({"attn_config.alibi": True}, {"architectures": ["MptForCausalLM"]}):
         with pytest.raises(UnsupportedModel, match="has learned positions"):
             convert(source, tmp_path / "out", scale=2.0, overrides=overrides)
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=50)
-@given(st.dictionaries(st.from_regex(r"[a-z_]+(\.[a-z_]+)*", fullmatch=True), VALUES, max_size=4))
-def test_the_command_line_gives_back_what_it_was_made_of(overrides: dict[str, Any]) -> None:
-    found = set_words(overrides)
-    assert found[::2] == ["--set"] * len(overrides)
-    assert dict(map(parse, found[1::2])) == overrides

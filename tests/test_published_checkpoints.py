@@ -49,19 +49,16 @@ from converter.source.tokenizer import KNOWN, read_tokenizer
 from converter.verification import tensors
 from converter.verification.patched import Patched
 from tests.models import model_of
+from tests.true_geometry import PUBLISHED as CHECKPOINTS
 
 FOLDER = Path(__file__).parent / "published"
 Entry = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
-CHECKPOINTS: dict[str, list[Entry]] = {
-    file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))
-}
 LAYOUTS: dict[str, dict[str, Any]] = {
     file.stem: json.loads(file.read_text(encoding="utf-8"))
     for file in sorted((FOLDER / "layouts").glob("*.json"))
 }
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def shapes(family: str, entry: Entry, **others: int) -> Shapes:
@@ -114,24 +111,6 @@ def weight_files(first: str) -> list[str]:
         return [first]
     start, digits, count, end = found.groups()
     return [f"{start}{n:0{len(digits)}}-of-{count}{end}" for n in range(1, int(count) + 1)]
-
-
-def size_limits(stored: dict[str, Any]) -> tuple[float, float]:
-    """The least and the most bytes of all tensors that fit what was seen of the files.
-
-    An index states the exact number. A page of the Hub shows the size of each file to three digits.
-    """
-    seen = stored["bytes"]
-    if isinstance(seen, int):
-        return seen, seen
-    low = high = 0.0
-    for text in seen:
-        number, unit = text.split()
-        scale = {"MB": 1e6, "GB": 1e9}[unit]
-        half = 0.5 * 10.0 ** -len(number.partition(".")[2])
-        low += (float(number) - half) * scale
-        high += (float(number) + half) * scale
-    return 0.999 * low, high  # a file also has names and sizes in it
 
 
 # What each refusal must say. Some of these models could be converted; that is not done yet.
@@ -196,17 +175,6 @@ def test_a_published_config(family: str, entry: Entry) -> None:
     assert all(slope > 0 for slope in model.stock({}))
 
 
-def test_every_fact_has_a_source() -> None:
-    """A trained length that a source states is the converter's."""
-    for family, entry in ENTRIES:
-        known = LENGTHS.get(entry["id"])
-        assert known is None or entry["train_length"] in (None, known), family
-        assert entry["config_sources"], entry["id"]
-        for fact in (entry["stored"], entry["tokenizer"]):
-            assert fact is None or fact["source"], entry["id"]
-        assert entry["train_length"] is None or entry["train_length_source"], entry["id"]
-
-
 @of_checkpoints(READ)
 def test_every_tensor_has_its_place_in_the_family_s_model(family: str, entry: Entry, tmp_path: Path) -> None:
     """None is missing, none is left over, and every shape is the model's.
@@ -244,14 +212,6 @@ def skeleton(folder: Path, config: dict[str, Any], named: Shapes) -> Path:
             file.write(struct.pack(f"<{count}f", *(2.0 ** (-8 * (h + 1) / count) for h in range(count))))
         file.truncate(8 + len(text) + end)
     return folder
-
-
-@of_checkpoints([pair for pair in STORED if pair[1]["stored"]["bytes"]])
-def test_the_tensors_fill_the_published_files(family: str, entry: Entry) -> None:
-    """The rule has the right tensors: a second matrix of the vocabulary, or none, would show in the size."""
-    low, high = size_limits(entry["stored"])
-    size = sum(map(math.prod, shapes(family, entry).values())) * ITEM_BYTES[entry["stored"]["dtype"]]
-    assert low <= size <= high
 
 
 @of_checkpoints(STORED)

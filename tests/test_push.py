@@ -18,7 +18,6 @@ from converter.onnx.export import export
 from converter.result import manifest
 from tests import forks
 from tests.conftest import Run, edit_json, fingerprint
-from tests.foreign_code import UNSEEN
 from tests.hub_server import (
     AS_USERS_DO,
     IMPATIENT,
@@ -32,6 +31,7 @@ from tests.hub_server import (
     refused,
 )
 from tests.patched import CHECKED
+from tests.test_foreign_code import UNSEEN
 from tests.test_manifest import TAMPERED, cut, flip
 
 ID = "ada/bloom-ntk"
@@ -199,16 +199,6 @@ def test_where_it_goes(
         assert puts(hub) == []
 
 
-def test_a_branch_that_begins_with_all_of_it(hub: HubServer, push: Push, out: Path) -> None:
-    (out / CARD).unlink()  # its examples would name the branch
-    assert push("-q").code == 0
-    run = push("--branch", "copy")
-    assert run.code == 0, run.err
-    assert f"nothing to push: {ID} (branch copy) already has all files" in run.err
-    refs = hub.repositories[ID].refs
-    assert refs["copy"] == refs["main"]
-
-
 # Something else is there
 
 
@@ -349,15 +339,6 @@ def test_a_gitignore_by_which_the_hub_would_leave_out_files(
     theirs(hub, tmp_path / "theirs", {".gitignore": "*.json\n"})
     refused(push("--overwrite"), ID, ".gitignore", "remove it there")
     assert sent(hub) == []
-
-
-def test_a_commit_that_lacks_a_file(hub: HubServer, push: Push) -> None:
-    """Because the Hub left it out in silence."""
-    hub.lost.add("config.json")
-    refused(push(), ID, "config.json", "do not use it", ".gitignore", hub.repositories[ID].refs["main"])
-    hub.lost.clear()
-    assert push("-q").code == 0
-    assert "config.json" in pushed(hub)
 
 
 # What changes at the same time

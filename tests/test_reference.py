@@ -1,4 +1,4 @@
-"""The NumPy reference against hand-computed numbers, its own invariants, and stock transformers.
+"""The NumPy reference against its own invariants and stock transformers; test_slopes.py has its formulas.
 
 Stock is compared in float32 and only where it is right: not Falcon's eager attention, which adds
 the bias twice.
@@ -25,15 +25,6 @@ from tests.reference import FAMILIES, alibi
 
 HEADS = [16, 12, 40]
 NTK = {"type": "ntk", "factor": 4.0}
-SCALINGS: dict[str, dict[str, Any] | None] = {
-    "none": None,
-    "linear": {"type": "linear", "factor": 2.0},
-    "ntk": NTK,
-    "ntk-published": {"type": "ntk-published", "factor": 4.0},
-    "by-parts": {"type": "by-parts", "factor": 4.0, "ramp": [16.0, 64.0]},
-    "ntk by length": {"type": "ntk", "dynamic": "length", "rate": 2.0, "train_seq_len": 16},
-    "ntk by position": {"type": "ntk", "dynamic": "position", "rate": 2.0, "train_seq_len": 16},
-}
 MASKS = {
     "no mask": None,
     "ones": tiny.padding_mask([48, 48], "left"),
@@ -45,87 +36,12 @@ Array = NDArray[np.float64]
 Module = TypeVar("Module", bound=nn.Module)
 
 
-# The formulas, by hand. test_slopes.py compares them with those of the converter, whose properties it tests.
-
-
-def test_slopes_of_the_paper() -> None:
-    assert_allclose(alibi.press_slopes(8), [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256])
-    assert_allclose(alibi.press_slopes(16)[:3], [0.70710678, 0.5, 0.35355339])
-    assert_allclose(alibi.press_slopes(1), [2**-8])
-    odd = [0.70710678, 0.35355339, 0.17677670, 0.08838835]
-    assert_allclose(alibi.press_slopes(12), [*alibi.press_slopes(8), *odd], rtol=1e-7)
-
-
-def test_mpt_slopes_at_sixteen() -> None:
-    assert_allclose(alibi.mpt_slopes(4, 16), [2**-4, 2**-8, 2**-12, 2**-16])
-    assert_allclose(alibi.mpt_slopes(3, 16), [2**-8, 2**-16, 2**-4])
-
-
-def test_ntk_by_hand() -> None:
-    # Four heads, 2^-2 to 2^-8, and a = 8: t = 0, 1/3, 2/3, 1, so the divisors are 1, 2, 4, 8.
-    scaled = alibi.scaled_slopes(alibi.press_slopes(4), "ntk", 8.0)
-    assert_allclose(scaled, [2**-2, 2**-5, 2**-8, 2**-11])
-    # Three heads, 2^-4, 2^-8, 2^-2 in this order: t = 1/3, 1, 0.
-    scaled = alibi.scaled_slopes(alibi.press_slopes(3), "ntk", 8.0)
-    assert_allclose(scaled, [2**-5, 2**-11, 2**-2])
-
-
-def test_by_parts_by_hand() -> None:
-    # Four heads have spans of 20, 80, 320 and 1280 tokens. From 20 to 320 tokens: t = 0, 1/2, 1, 1.
-    scaled = alibi.scaled_slopes(alibi.press_slopes(4), "by-parts", 16.0, (20, 320))
-    assert_allclose(scaled, [2**-2, 2**-6, 2**-10, 2**-12])
-
-
-def test_factors_of_queries() -> None:
-    mask = np.array([0, 0, 1, 1, 1, 1, 1, 1])
-    assert_allclose(alibi.query_factors({"factor": 3.0}, mask), [3.0] * 8)
-    dynamic = {"rate": 2.0, "train_seq_len": 4}
-    assert_allclose(alibi.query_factors({**dynamic, "dynamic": "length"}, mask), [3.0] * 8)
-    by_position = alibi.query_factors({**dynamic, "dynamic": "position"}, mask)
-    assert_allclose(by_position[2:], [1.0, 1.0, 1.5, 2.0, 2.5, 3.0])
-    short = {"rate": 1.0, "train_seq_len": 100}
-    assert_allclose(alibi.query_factors({**short, "dynamic": "length"}, mask), [1.0] * 8)
-
-
-def test_attention_is_the_written_formula() -> None:
-    rng = np.random.default_rng(0)
-    heads, length, head_dim = 3, 7, 4
-    q, k, v = rng.standard_normal((3, heads, length, head_dim))
-    slopes = rng.uniform(0.1, 1.0, (heads, length))
-    mask = np.array([0, 0, 1, 1, 1, 1, 1])
-    output, probabilities = alibi.attention(q, k, v, slopes, mask, score_scale=0.7, bias_scale=0.3)
-    for h in range(heads):
-        for i in range(2, length):
-            exponentials = np.zeros(length)
-            for j in range(2, i + 1):
-                score = 0.7 * sum(q[h, i, c] * k[h, j, c] for c in range(head_dim))
-                exponentials[j] = math.exp(score - 0.3 * slopes[h, i] * (i - j))
-            expected = exponentials / sum(exponentials)
-            assert_allclose(probabilities[h, i], expected, atol=1e-14)
-            mean = sum(expected[j] * v[h, j] for j in range(length))
-            assert_allclose(output[i, h * head_dim : (h + 1) * head_dim], mean, atol=1e-14)
-
-
 # Invariants of the whole network
 
 
 def tolerance(logits: Array) -> float:
     """What float32 may differ from the truth by, in logits."""
     return max(1e-4, 1e-5 * float(np.abs(logits).max()))
-
-
-@pytest.mark.parametrize(("family", "scaling"), dealt(FAMILIES, SCALINGS))
-def test_padding_changes_nothing(tmp_path: Path, family: str, scaling: str) -> None:
-    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, 12))
-    config["alibi_scaling"] = SCALINGS[scaling]
-    logits = FAMILIES[family].logits
-    ids = tiny.token_ids(1, 29)
-    alone = logits(config, tensors, ids)
-    for side, real in (("left", slice(11, None)), ("right", slice(0, 29))):
-        mask = tiny.padding_mask([29], side, width=40)  # type: ignore[arg-type]
-        padded = np.full_like(mask, tiny.PAD)
-        padded[:, real] = ids
-        assert_allclose(logits(config, tensors, padded, mask)[:, real], alone, atol=1e-11)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

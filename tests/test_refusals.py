@@ -69,12 +69,9 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("mpt", mpt(alibi="yes"), "'yes'"),
     ("mpt", mpt(prefix_lm=True), "attn_config.prefix_lm is True"),
     ("mpt", mpt(attn_type="multiquery_attention", kv_n_heads=4), "attn_type 'multiquery_attention' means 1"),
-    ("mpt", mpt(attn_type="grouped_query_attention"), "no kv_n_heads"),
     ("mpt", mpt(kv_n_heads=2), "attn_config.kv_n_heads is 2"),
     ("mpt", mpt(rope=True), "attn_config.rope is True"),
     ("mpt", mpt(sliding_window_size=128), "sliding_window_size is 128"),
-    ("mpt", {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm'"),
-    ("mpt", {"ffn_config": {"ffn_type": "mb_moe"}}, "ffn_type is 'mb_moe'"),
     ("mpt", mpt(alibi_bias_max=-1), "alibi_bias_max is -1"),
     ("mpt", mpt(softmax_scale="big"), "softmax_scale is 'big'"),
     ("mpt", {"attn_config": [1]}, "attn_config is [1]"),
@@ -123,9 +120,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("jais", {"scale_attn_weights": ...}, "scale_attn_weights is None"),  # a null that is false
     # Impossible sizes
     ("bloom", {"n_head": None}, "n_head"),
-    ("bloom", {"n_head": 0}, "n_head is 0"),
     ("bloom", {"n_head": 4.5}, "n_head is 4.5"),
-    ("bloom", {"n_head": True}, "n_head is True"),
     ("bloom", {"n_head": LARGE}, f"n_head is {LARGE}"),
     ("bloom", {"n_head": 5}, "hidden size 32 is not a multiple of the number of heads, 5"),
     ("bloom", {"num_attention_heads": 8}, "n_head 4 and num_attention_heads 8"),
@@ -390,13 +385,6 @@ OUTPUTS: list[tuple[Callable[[Path], object], str, dict[str, Any], str]] = [
     (lambda place: os.chdir(place / "empty"), "empty", {}, "current folder"),
     (lambda place: (place / "link").symlink_to("source"), "link", {"overwrite": True}, "overlap"),
     (weights_elsewhere, "store", {"overwrite": True}, "overlap"),
-    pytest.param(
-        lambda place: (place / "locked").mkdir(mode=0o500),
-        "locked/out",
-        {},
-        "permission",
-        marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere"),
-    ),
 ]
 
 

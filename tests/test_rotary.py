@@ -22,7 +22,7 @@ from converter import VerificationError, convert, inspect
 from converter.model.open import open_model
 from converter.model.rotary import RotaryModel
 from converter.rotary import settings
-from converter.rotary.models import MODELS, REFUSED
+from converter.rotary.models import MODELS
 from converter.scaling.frequencies import ROTARY_METHODS, frequencies, scaled_frequencies, yarn_attention
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.open import open_folder
@@ -55,26 +55,6 @@ def test_the_formulas(base: float, dim: int, factor: float) -> None:
     for method in ROTARY_METHODS:
         unscaled = scaled_frequencies(base, dim, method, 1.0, (64, 2048))
         assert unscaled == pytest.approx(stock, rel=1e-15)
-
-
-@given(BASES, DIMS, FACTORS, st.floats(4, 1e5))
-def test_yarn_keeps_short_wavelengths_and_divides_long_ones(
-    base: float, dim: int, factor: float, length: float
-) -> None:
-    stock = np.array(frequencies(base, dim))
-    scaled = np.array(scaled_frequencies(base, dim, "by-parts", factor, (length / 32, length)))
-    divisors = stock / scaled
-    assert np.all(divisors[:-1] <= divisors[1:] * (1 + 1e-12))
-    assert np.all((divisors >= 1 - 1e-12) & (divisors <= factor * (1 + 1e-12)))
-    # Its ends are rounded outwards, to whole pairs.
-    step = base ** (2 / dim)
-    wavelengths = 2 * math.pi / stock
-    np.testing.assert_array_equal(
-        scaled[wavelengths * step < length / 32], stock[wavelengths * step < length / 32]
-    )
-    beyond = wavelengths > length * step
-    if length > 2 * math.pi:
-        np.testing.assert_allclose(divisors[beyond], factor, rtol=1e-9)
 
 
 @given(
@@ -162,11 +142,6 @@ def hashes(folder: Path, pattern: str) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob(pattern)}
 
 
-def test_every_supported_type_has_a_tiny_checkpoint() -> None:
-    assert sorted(tiny_rotary.SETTINGS) == sorted(MODELS)
-    assert not MODELS.keys() & REFUSED.keys()
-
-
 LOGITS: list[dict[str, Any]] = [
     {"method": "none"},
     {"scale": 4},
@@ -217,17 +192,6 @@ def yarn_divisors(dim: int, base: float, factor: float, ramp: tuple[float, float
     kept = 1 - np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
     divisors: np.ndarray = 1 / ((1 - kept) / factor + kept)
     return divisors
-
-
-def test_a_static_scaling_decodes_over_a_cache(pristine: Pristine, tmp_path: Path) -> None:
-    convert(pristine("llama"), tmp_path / "out", scale=4)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    tokens = torch.from_numpy(tiny.token_ids(1, 40))
-    with torch.no_grad():
-        whole = model(tokens).logits[:, -1]
-        cache = model(tokens[:, :-1], use_cache=True).past_key_values
-        step = model(tokens[:, -1:], past_key_values=cache).logits[:, -1]
-    assert torch.allclose(whole, step, atol=1e-4)
 
 
 def near(value: float) -> Any:

@@ -16,11 +16,6 @@ from tests.dealt import dealt
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
 
 DYNAMIC = {"type": "ntk", "train_seq_len": 16, "dynamic": "position"}
-FITTED = {
-    "type": "fitted",
-    "exponents": [[0.0, 0.5], [1.0, 0.0]],
-    "temperatures": [[0.25, -0.5], [0.0, 1.0]],
-}
 
 
 class Uploads(TorchDispatchMode):
@@ -70,24 +65,6 @@ def test_each_device_has_its_own() -> None:
         assert (first.shape, first.dtype, first.device) == ((2, 1, 1, 6, 1), torch.float32, device)
     values = [alibi.slopes, alibi.exponents]
     assert torch.equal(alibi.on(torch.device("cpu")).flatten(2), torch.tensor(values))
-
-
-def test_temperatures_are_a_third_row() -> None:
-    strength = {"train_seq_len": 16, "dynamic": "position"}
-    for known, factor in ((strength, 1.0), ({"factor": 4.0}, 4.0)):
-        alibi = Alibi([0.5, 0.25], {**FITTED, **known}, layers=2)
-        values = alibi.on(torch.device("cpu"))
-        assert values.shape == (3, 2, 1, 2, 1)
-        temperatures = torch.tensor(FITTED["temperatures"])
-        expected = temperatures if factor == 1 else factor**temperatures
-        torch.testing.assert_close(values[2].flatten(1), expected)
-        factors = alibi.query_factors(torch.tensor([[0, 15, 31, 63]]))
-        assert factors is not None
-        grown = torch.tensor([1.0, 1, 2, 4]) if factor == 1 else torch.tensor([factor])
-        torch.testing.assert_close(factors[:, 0], grown ** temperatures[..., None])
-        # What is kept of the stock model is kept bit for bit.
-        assert factor != 1 or factors[..., :2].eq(1).all()
-    assert Alibi([0.5, 0.25], DYNAMIC).query_factors(torch.arange(40)[None]) is None
 
 
 def test_threads_may_share_a_model() -> None:

@@ -1,14 +1,14 @@
-"""Staging writes all or nothing, whatever ends a block. tests/test_faults.py ends runs from outside."""
+"""Staging: whose folders are removed or kept, mount points, and interruptions.
+
+tests/test_faults.py has that all is written or nothing.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from converter import convert, interrupts
 from converter.errors import OutputError
 from converter.result.staging import remove_leftovers, staged
-from tests.conftest import Run, fingerprint
+from tests.conftest import Run
 
 Pristine = Callable[..., Path]
 ROOT = Path(__file__).parent.parent
@@ -26,40 +26,6 @@ ROOT = Path(__file__).parent.parent
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.mark.parametrize("before", [None, [], ["old"]])
-def test_the_folder_appears_when_the_block_ends(tmp_path: Path, before: list[str] | None) -> None:
-    """Where there was none, an empty one, or one with a file, of which nothing is left."""
-    place = tmp_path / "out"
-    if before is not None:
-        place.mkdir()
-    for name in before or ():
-        (place / name).write_text("old")
-    with staged(place, overwrite=bool(before)) as folder:
-        (folder / "a").write_text("new")
-        assert folder.parent == place.parent
-        assert (names(place) if place.exists() else None) == before
-    assert names(tmp_path) == ["out"]
-    assert names(place) == ["a"]
-    assert (place / "a").read_text() == "new"
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_an_exception_leaves_everything_as_it_was(
-    tmp_path: Path, error: type[BaseException], overwrite: bool
-) -> None:
-    place = tmp_path / "out"
-    if overwrite:
-        place.mkdir()
-        (place / "a").write_text("old")
-    before = fingerprint(tmp_path)
-    with pytest.raises(error), staged(place, overwrite=overwrite) as folder:
-        (folder / "a").write_text("new")
-        raise error
-    assert fingerprint(tmp_path) == before
-    assert names(tmp_path) == ["out"] * overwrite
 
 
 def test_a_place_that_was_filled_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
@@ -132,47 +98,6 @@ def test_nohup() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
         interrupts.forget()
-
-
-@pytest.mark.parametrize(
-    ("mounted", "source", "out"),
-    [
-        # What is mounted at a/, MODEL and OUT. DATA has the folder x, and that has the checkpoint m.
-        ("DATA", "a/x/m", "DATA/x/m"),
-        ("DATA", "DATA/x/m", "a/x/m"),
-        ("DATA", "a/x/m", "DATA/x"),
-        ("DATA", "a/x/m", "DATA/x/m/out"),
-        ("DATA", "DATA/x/m", "a/x/m/out/deep"),
-        ("DATA/x/m", "a", "DATA/x/m"),
-        ("DATA/x/m", "a", "DATA/x"),
-        ("DATA/x/m", "a", "DATA/x/m/out"),
-        ("DATA/x", "a/m", "DATA/x"),
-        ("DATA/x/m/last", "a", "DATA/x/m"),
-    ],
-)
-def test_a_source_that_a_second_path_leads_to(
-    pristine: Pristine, tmp_path: Path, mounted: str, source: str, out: str
-) -> None:
-    shutil.copytree(pristine("bloom"), tmp_path / "DATA/x/m/last")
-    shutil.copytree(pristine("bloom"), tmp_path / "DATA/x/m", dirs_exist_ok=True)
-    shutil.copy(tmp_path / "DATA/x/m/config.json", tmp_path / "DATA/x")  # so x may be a model, too
-    (tmp_path / "a").mkdir()
-    before = fingerprint(tmp_path)
-    words = [sys.executable, "-m", "converter", source, "--scale", "2", "--out", out, "--overwrite"]
-    script = f"mount --bind {mounted} a 2>/dev/null || exit 77; exec {shlex.join(words)}"
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 77 or done.stderr.startswith("unshare:"):
-        pytest.skip("no bind mounts here")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: --out {out} and the source {source} overlap; name another folder\n"
-    assert fingerprint(tmp_path) == before
 
 
 def test_a_mount_point_is_refused(pristine: Pristine) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from converter import UnsupportedModel, convert, inspect
 from converter.errors import SourceError
@@ -30,14 +29,9 @@ FOREIGN = {
 }
 
 
-def add(folder: Path, fmt: str, name: str, tensor: torch.Tensor) -> None:
-    """Adds a tensor to a checkpoint that has one weight file, or replaces it."""
-    if fmt == "bin":
-        file = folder / "pytorch_model.bin"
-        torch.save({**torch.load(file, weights_only=True), name: tensor}, file)
-        return
-    file = folder / "model.safetensors"
-    save_file({**load_file(file), name: tensor}, file, metadata={"format": "pt"})
+def add(folder: Path, name: str, tensor: torch.Tensor) -> None:
+    """Adds a tensor to a checkpoint, or replaces it."""
+    change_tensors(folder, lambda tensors: tensors.update({name: tensor}))
 
 
 @pytest.mark.parametrize("fmt", ["safetensors", "bin"])
@@ -46,7 +40,7 @@ def test_other_positions_under_an_alibi_config_are_refused(
     make_source: MakeSource, refused: Refused, tmp_path: Path, name: str, fmt: Literal["bin"]
 ) -> None:
     source = make_source("bloom", fmt=fmt)
-    add(source, fmt, name, torch.ones(4, 4))
+    add(source, name, torch.ones(4, 4))
     line = refused(source, "--scale", 2, "--no-verify", "--out", tmp_path / "out")
     assert repr(name) in line
     assert f"{FOREIGN[name]} positions, not the ALiBi" in line
@@ -67,7 +61,7 @@ def test_names_that_only_resemble_them_pass() -> None:
 def test_stored_slopes_are_read_in_every_dtype(tmp_path: Path, fmt: Literal["bin"], dtype: Any) -> None:
     source = tiny.FACTORIES["jais"](tmp_path / "source", 4, fmt=fmt)
     slopes = torch.tensor([0.75, 0.3, 0.11, 0.01]).to(dtype)
-    add(source, fmt, SLOPES, slopes[:, None])
+    add(source, SLOPES, slopes[:, None])
     convert(source, tmp_path / "out", method="none")
     assert config_of(tmp_path / "out")["alibi_slopes"] == slopes.double().tolist()
     assert inspect(tmp_path / "out").slopes.stock == tuple(slopes.double().tolist())
@@ -88,7 +82,7 @@ def test_what_is_no_slopes_is_refused(
     make_source: MakeSource, refused: Refused, tmp_path: Path, problem: str
 ) -> None:
     source = make_source("jais")
-    add(source, "safetensors", SLOPES, WRONG[problem][:, None])
+    add(source, SLOPES, WRONG[problem][:, None])
     line = refused(source, "--scale", 2, "--out", tmp_path / "out")
     assert repr(SLOPES) in line
     with pytest.raises(SourceError):

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from converter import convert
-from converter.errors import ConverterError, SourceError
+from converter.errors import SourceError
 from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, read_header
 from converter.weights import files, worker
 from converter.weights import transfer as transfer_module
@@ -427,20 +427,6 @@ def test_a_bin_file_of_another_size(
         transfer(checkpoint, source, out)
 
 
-@pytest.mark.parametrize("dtype", [None, "BF16"])
-def test_a_file_that_kills_its_reader(tmp_path: Path, dtype: str | None) -> None:
-    """A mapped file is cut off while it is read: the system kills the process that reads past its end."""
-    path, target = tmp_path / "a.bin", tmp_path / "a"
-    torch.save({"a": torch.ones(64 << 20)}, path)
-
-    def cut() -> None:
-        if target.exists():
-            os.truncate(path, 1 << 20)
-
-    with pytest.raises(SourceError, match=r"a\.bin was cut off while it was read; try again"):
-        rewrite_apart(path, target, {**PLAIN, "dtype": dtype}, cut)
-
-
 @pytest.mark.parametrize(
     ("sent", "error", "message"),
     [
@@ -499,27 +485,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        ("/bin/false", "it ended with code 1"),
-        ("/no/such/program", "No such file or directory"),
-        (None, "Permission denied|No such file"),
-    ],
-)
-@pytest.mark.usefixtures("fresh_workers")
-def test_a_worker_that_cannot_be_started(
-    monkeypatch: pytest.MonkeyPatch, simple: Path, program: str | None, reason: str
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", program)
-        with pytest.raises(ConverterError, match=reason) as error:
-            rewrite_apart(simple, simple.with_name("a"), PLAIN, bool)
-    assert not isinstance(error.value, SourceError)  # the file is not to blame
-    assert str(error.value).startswith("the process that rewrites weights could not be started (")
-    assert str(error.value).isprintable()
 
 
 @pytest.mark.usefixtures("fresh_workers")

@@ -566,14 +566,6 @@ def test_an_option_that_the_stock_class_refuses_skips_only_that_check(tmp_path: 
     assert not any(check.skipped for check in checks[:3])
 
 
-def test_a_head_listed_before_its_tied_embedding(tmp_path: Path) -> None:
-    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4, fmt="bin")
-    state = torch.load(source / "pytorch_model.bin", weights_only=True)
-    head = state.pop("lm_head.weight")
-    torch.save({"lm_head.weight": head, **state}, source / "pytorch_model.bin")
-    assert convert(source, tmp_path / "out", scale=2).checks
-
-
 @pytest.mark.parametrize(
     ("name", "key"),
     [("bloom", "initializer_range"), *((name, "id2label") for name in (*FAMILIES, *tiny.ENCODERS))],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
 import itertools
 import json
 import math
@@ -23,11 +22,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from converter.errors import SourceError
 from converter.families import FAMILIES
-from converter.model.open import open_model
 from converter.rotary.models import MODELS
 from converter.source.checkpoint import ITEM_BYTES, Tensor, read_checkpoint
 from converter.weights import files, worker
@@ -69,23 +67,6 @@ def assert_same(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch
     for name, tensor in expected.items():
         assert actual[name].dtype == tensor.dtype
         assert torch.equal(actual[name], tensor), name
-
-
-@pytest.mark.parametrize("block", [1000, files.BLOCK])
-@pytest.mark.parametrize("sharded", [False, True])
-def test_safetensors_are_copied_byte_for_byte(
-    pristine: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool, block: int
-) -> None:
-    monkeypatch.setattr(files, "BLOCK", block)
-    source, target = pristine("bloom", sharded=sharded), tmp_path / "out"
-    target.mkdir()
-    _, digests = transfer(read_checkpoint(source), source, target)
-    assert digests.keys() == read_checkpoint(source).files.keys()
-    for name, digest in digests.items():
-        assert digest == hashlib.sha256((source / name).read_bytes()).hexdigest()
-    names = {path.name for path in target.iterdir()}
-    assert names == {path.name for path in source.iterdir() if path.name.startswith("model")}
-    assert all((target / name).read_bytes() == (source / name).read_bytes() for name in names)
 
 
 NOT_FINITE = (math.nan, -math.nan, math.inf, -math.inf)
@@ -136,28 +117,6 @@ def test_values_of_a_bin_that_are_not_finite(tmp_path: Path) -> None:
     torch.save({**state, "b": torch.tensor([0.0, math.nan])}, tmp_path / "b.bin")
     with pytest.raises(SourceError, match=r"^the tensor 'b' in b\.bin has values that are NaN or infinite;"):
         rewrite(tmp_path / "b.bin", tmp_path / "b", unread=re.compile("masked_bias$"))
-
-
-@pytest.mark.parametrize(("sharded", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
-def test_bin_becomes_safetensors(tmp_path: Path, sharded: bool, dtype: torch.dtype) -> None:
-    source = tiny.FACTORIES["bloom"](tmp_path / "source", dtype=dtype, fmt="bin", sharded=sharded)
-    bins = sorted(source.glob("*.bin"))
-    expected: dict[str, torch.Tensor] = {}
-    for file in bins:
-        expected |= torch.load(file, weights_only=True)
-    assert "lm_head.weight" in expected
-    del expected["lm_head.weight"]  # tied: stored once, under the embedding's name
-    tied = open_model(source).tied_tensors
-    actual = convert_weights(source, tmp_path / "out", tied=tied)
-    assert_same(actual, expected)
-    if sharded:
-        names = [f"model-{n:05}-of-{len(bins):05}.safetensors" for n in range(1, len(bins) + 1)]
-        index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
-        assert sorted(set(index["weight_map"].values())) == names
-        assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in expected.values())
-        assert index["weight_map"].keys() == expected.keys()
-    else:
-        assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 
 STATE = {
@@ -391,23 +350,3 @@ def test_a_tensor_in_two_bins(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "s1.bin")
     with pytest.raises(SourceError, match=r"'a' is in both s0\.bin and s1\.bin"):
         convert_weights(tmp_path, tmp_path / "out")
-
-
-# Another dtype
-
-
-@pytest.mark.parametrize("metadata", [None, {"format": "pt", "author": "somebody", "größe": "ä"}])
-def test_doubles_as_halves(tmp_path: Path, metadata: dict[str, str] | None) -> None:
-    """The metadata of a safetensors file stay."""
-    source = tmp_path / "a.safetensors"
-    values = [1 / 3, math.nan, -0.0, math.inf, 65519.0]
-    save_file({"a": torch.tensor(values, dtype=torch.float64)}, source, metadata)
-    rewrite(source, tmp_path / "b", dtype="F16")
-    expected = [0.333251953125, math.nan, -0.0, math.inf, 65504.0]
-    with safe_open(tmp_path / "b", framework="pt") as library:
-        assert repr(library.get_tensor("a").tolist()) == repr(expected)
-        assert library.metadata() == (metadata or {"format": "pt"})
-    for number, value in enumerate((65520.0, 1e39, -1e300)):
-        save_file({"a": torch.tensor([value], dtype=torch.float64)}, source)
-        with pytest.raises(SourceError, match="float16 cannot hold"):
-            rewrite(source, tmp_path / str(number), dtype="F16")

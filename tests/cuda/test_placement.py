@@ -115,11 +115,6 @@ def table() -> dict[str, dict[str, str]]:
     return {version: {row[0]: row[number] for row in rows} for number, version in enumerate(VERSIONS, 1)}
 
 
-def test_the_oldest_version_is_the_oldest_allowed() -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert re.findall(r'"onnxruntime-gpu>=([\d.]+)"', text) == [VERSIONS[0]]
-
-
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, tuple[str, str]]:
     """Path of a graph -> its row, and its family and dtype."""

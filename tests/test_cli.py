@@ -16,7 +16,7 @@ import click
 import pytest
 
 import converter
-from converter import ConversionResult, Inspection, convert, inspect
+from converter import ConversionResult, Inspection, convert, inspect, progress
 from converter.cli import cli
 from tests.conftest import MakeSource, Pristine, Refused, RunCli, fingerprint
 from tests.patched import CHECKED
@@ -63,6 +63,19 @@ def test_summary_on_stderr_and_quiet(pristine: Pristine, run: RunCli, tmp_path: 
     assert "model.safetensors" in run(source, *FAST, "--out", tmp_path / "b", "-v").err
     quiet = run(source, *FAST, "--out", tmp_path / "c", "-q")
     assert (quiet.out, quiet.err) == (f"{tmp_path / 'c'}\n", "")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_long_stage_says_its_name_where_no_terminal_draws_a_bar(
+    pristine: Pristine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    quiet: bool,
+) -> None:
+    monkeypatch.setattr(progress, "LONG", 0.05)
+    converter.convert(pristine("bloom"), tmp_path / "out", scale=2, progress=not quiet)
+    assert ("verifying ...\n" in capsys.readouterr().err) != quiet
 
 
 def test_dry_run_writes_nothing(make_source: MakeSource, run: RunCli, tmp_path: Path) -> None:

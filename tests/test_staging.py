@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +21,8 @@ import pytest
 from converter import convert, interrupts
 from converter.errors import OutputError
 from converter.result.staging import remove_leftovers, staged
-from tests.conftest import Run
+from tests.conftest import Pristine, Run, fingerprint
 
-Pristine = Callable[..., Path]
 ROOT = Path(__file__).parent.parent
 
 
@@ -98,6 +100,41 @@ def test_nohup() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
         interrupts.forget()
+
+
+@pytest.mark.parametrize(
+    ("mounted", "source", "out"),
+    [
+        # What is mounted at a/, MODEL and OUT. DATA has the folder x, and that has the checkpoint m.
+        ("DATA", "a/x/m", "DATA/x/m"),
+        ("DATA", "a/x/m", "DATA/x/m/out"),
+        ("DATA/x/m", "a", "DATA/x/m"),
+        ("DATA/x/m/last", "a", "DATA/x/m"),
+    ],
+)
+def test_a_source_that_a_second_path_leads_to(
+    pristine: Pristine, tmp_path: Path, mounted: str, source: str, out: str
+) -> None:
+    shutil.copytree(pristine("bloom"), tmp_path / "DATA/x/m/last")
+    shutil.copytree(pristine("bloom"), tmp_path / "DATA/x/m", dirs_exist_ok=True)
+    shutil.copy(tmp_path / "DATA/x/m/config.json", tmp_path / "DATA/x")  # so x may be a model, too
+    (tmp_path / "a").mkdir()
+    before = fingerprint(tmp_path)
+    words = [sys.executable, "-m", "converter", source, "--scale", "2", "--out", out, "--overwrite"]
+    script = f"mount --bind {mounted} a 2>/dev/null || exit 77; exec {shlex.join(words)}"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 77 or done.stderr.startswith("unshare:"):
+        pytest.skip("no bind mounts here")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: --out {out} and the source {source} overlap; name another folder\n"
+    assert fingerprint(tmp_path) == before
 
 
 def test_a_mount_point_is_refused(pristine: Pristine) -> None:

@@ -124,8 +124,14 @@ class Alibi:
         self.temperatures: list[list[float]] | None = None
         self.dynamic: str | None = None
         self._tensors: dict[torch.device, torch.Tensor] = {}
-        if scaling is None:
-            return
+        if scaling is not None:
+            try:
+                self._read(slopes, scaling, layers)
+            except (AttributeError, KeyError, TypeError) as error:  # something else stands for a number
+                raise ValueError(f"alibi_scaling: cannot honour {scaling}") from error
+
+    def _read(self, slopes: Sequence[float], scaling: Mapping[str, Any], layers: int) -> None:
+        """Takes over a scaling; raises ValueError for one that cannot be honoured."""
         kind, static = scaling.get("type"), "factor" in scaling
         known = {"type", "factor"} if static else {"type", "train_seq_len", "dynamic", "rate"}
         if unknown := set(scaling) - known - OWN_KEYS.get(kind, set()):

@@ -213,8 +213,11 @@ NOT_HONOURED: list[dict[str, Any]] = [
     *({"type": kind, "factor": 2.0, "ramp": [64, 256]} for kind in ("ntk", "linear")),
     *(
         {"type": "by-parts", "factor": 2.0, "ramp": ramp}
-        for ramp in ([64], [64, 64], [0, 64], [64, float("inf")], [2000, 4000])
+        for ramp in ([64], [64, 64], [0, 64], [64, float("inf")], [2000, 4000], None, 64, ["a", "b"])
     ),
+    {"type": "ntk", "factor": None},
+    {"type": ["ntk"], "factor": 2.0},
+    ["ntk", 2.0],
 ]
 
 

@@ -184,8 +184,10 @@ def test_memory_and_disk(
     assert (needs["download"], needs["result"]) == (0, size)
 
 
-def test_a_cache_takes_what_is_told(pristine: Pristine, tmp_path: Path) -> None:
+def test_disk_cache_and_memory_are_what_is_told(pristine: Pristine, tmp_path: Path) -> None:
+    told = inspect(pristine("bloom"), scale=2.0).needs
     convert(pristine("bloom"), tmp_path / "out", scale=2.0, verify=False)
+    assert told.result == sum(each.stat().st_size for each in (tmp_path / "out").glob("*.safetensors"))
     model = load(tmp_path / "out", dtype=torch.float16)
     cache = model(torch.arange(50)[None] + 4, use_cache=True).past_key_values
     held = sum(

@@ -25,6 +25,7 @@ from tests import forks, tiny
 from tests.conftest import RunCli, edit_json
 from tests.onnx_graphs import exported
 from tests.runners import LAYERS
+from tests.test_sentence_transformers import reranker
 from tests.test_sentence_transformers import source as sentence_encoder
 from tests.tiny import rotary as tiny_rotary
 
@@ -52,6 +53,7 @@ SHOWN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "sentences": (sentence_encoder, "sentence-similarity", r"\(2, 32\)"),
     "fill": (fill_mask, "fill-mask", "'token_str': "),
     "classify": (of_head("jina_bert", "SequenceClassification"), "text-classification", "'label': 'LABEL_"),
+    "rerank": (reranker, "text-classification", "'score': "),
     "tokens": (of_head("bloom", "TokenClassification"), "token-classification", "'entity': 'LABEL_"),
     "answer": (of_head("mosaic_bert", "QuestionAnswering"), "question-answering", ""),
     "rotary": (

@@ -100,6 +100,7 @@ from transformers import pipeline
 
 classify = pipeline("{task}", model=model, tokenizer=tokenizer)
 print(classify("A sentence."))"""
+PAIR = '{"text": "A question?", "text_pair": "A text that answers it."}'
 USES = {
     "text-generation": """\
 inputs = tokenizer("Once upon a time", return_tensors="pt")
@@ -240,7 +241,8 @@ def describe(
         changed = "It was changed after that conversion, as by fine-tuning, so its weights are its own"
     else:
         changed = "It was saved and converted again, so its weights may be its own"
-    use = _use(words, tokenizer, place, sentence_encoder=embeds)
+    one_label = len(repository.config.get("id2label") or ()) == 1
+    use = _use(words, tokenizer, place, sentence_encoder=embeds, one_label=one_label)
     more = USE.format(code=use) if use else ""
     if isinstance(repository, AlibiModel):
         more += _serve(repository, place, EMBEDS.format(pooling=pooling) if embeds else "")
@@ -420,13 +422,19 @@ def _load(words: Words, tokenizer: Tokenizer, place: str) -> str:
     return FENCED.format("\n".join(lines))
 
 
-def _use(words: Words, tokenizer: Tokenizer, place: str, *, sentence_encoder: bool) -> str | None:
-    """Code that uses the model once, after ``_load``; None for a task or a tokenizer that it cannot show."""
+def _use(
+    words: Words, tokenizer: Tokenizer, place: str, *, sentence_encoder: bool, one_label: bool
+) -> str | None:
+    """Code that uses the model once, after ``_load``; None for a task or a tokenizer that it cannot show.
+
+    A classifier with ``one_label`` is a reranker, which scores a pair of texts.
+    """
     if sentence_encoder and tokenizer.here:
         return FENCED.format(EMBED.format(where=_where(words, place)))
     if words.task not in USES or not (tokenizer.here or tokenizer.elsewhere):
         return None
-    return FENCED.format(USES[words.task].replace("{task}", words.task))
+    code = USES[words.task].replace("{task}", words.task)
+    return FENCED.format(code.replace('"A sentence."', PAIR) if one_label else code)
 
 
 def _literal(text: str) -> str:

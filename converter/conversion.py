@@ -108,7 +108,7 @@ class Conversion:
         if not place.parent.is_dir():
             place.parent.mkdir(parents=True, exist_ok=True)
         plan.check_download(place)
-        with stage(f"fetching {source.name}", show=progress):
+        with stage(f"fetching {source.name}"):
             source.fetch(plan.wanted)
         plan.check_vocabularies()
 

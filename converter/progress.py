@@ -1,17 +1,19 @@
-"""Progress on stderr: bars in a terminal, and elsewhere a line for each long stage."""
+"""Progress: bars on stderr, or a line in the log for each long stage."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 Advance = Callable[[int], object]
 """Called with the number of bytes, tokens or steps that were just completed."""
 
+LOG = logging.getLogger("converter")
 LONG = 5.0
 """Seconds of a stage without a word; a shorter one needs none."""
 
@@ -36,17 +38,11 @@ class Bar:
 
 
 @contextmanager
-def stage(title: str, *, show: bool) -> Iterator[None]:
-    """Says what runs, where no terminal draws a bar, once it has taken ``LONG``."""
-
-    def say() -> None:
-        with suppress(OSError):  # nobody has to read it
-            print(f"{title} ...", file=sys.stderr, flush=True)
-
-    timer = threading.Timer(LONG, say)
+def stage(title: str) -> Iterator[None]:
+    """Logs what runs once it has taken ``LONG``, for those who see no bar."""
+    timer = threading.Timer(LONG, LOG.info, (f"{title} ...",))
     timer.daemon = True
-    if show and not sys.stderr.isatty():
-        timer.start()
+    timer.start()
     try:
         yield
     finally:
@@ -55,9 +51,9 @@ def stage(title: str, *, show: bool) -> Iterator[None]:
 
 @contextmanager
 def steps(title: str, total: int, *, show: bool, unit: str = "it") -> Iterator[Bar]:
-    """Draws a bar with its rate and the time left, or is a ``stage``. Without ``show``, it does nothing."""
-    if not show or not sys.stderr.isatty():
-        with stage(title, show=show):
+    """Draws a bar with its rate and the time left; without ``show``, it is a ``stage``."""
+    if not show:
+        with stage(title):
             yield Bar()
         return
     from tqdm import tqdm

@@ -16,8 +16,9 @@ import click
 import pytest
 
 import converter
-from converter import ConversionResult, Inspection, convert, inspect, progress
+from converter import ConversionResult, Inspection, convert, inspect
 from converter.cli import cli
+from tests import forks
 from tests.conftest import MakeSource, Pristine, Refused, RunCli, fingerprint
 from tests.patched import CHECKED
 
@@ -65,17 +66,15 @@ def test_summary_on_stderr_and_quiet(pristine: Pristine, run: RunCli, tmp_path: 
     assert (quiet.out, quiet.err) == (f"{tmp_path / 'c'}\n", "")
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("words", [[], ["-q"]])
 def test_a_long_stage_says_its_name_where_no_terminal_draws_a_bar(
-    pristine: Pristine,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    quiet: bool,
+    pristine: Pristine, tmp_path: Path, words: list[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LONG", 0.05)
-    converter.convert(pristine("bloom"), tmp_path / "out", scale=2, progress=not quiet)
-    assert ("verifying ...\n" in capsys.readouterr().err) != quiet
+    words = [str(pristine("bloom")), "--scale", "2", "--out", str(tmp_path / "out"), *words]
+    code = f"from converter import cli, progress; progress.LONG = 0.05; cli.main({words!r})"
+    done = forks.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert ("verifying ...\n" in done.stderr) == (words[-1] != "-q")
 
 
 def test_dry_run_writes_nothing(make_source: MakeSource, run: RunCli, tmp_path: Path) -> None:

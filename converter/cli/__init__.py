@@ -23,6 +23,7 @@ from converter._version import __version__
 from converter.cli import conversion, evaluation
 from converter.cli.click_additions import DefaultGroup, printable, put
 from converter.errors import ConverterError, out_of_memory
+from converter.progress import LOG
 
 DISK_REMEDIES = {
     errno.ENOSPC: "free some space or change --out",
@@ -76,6 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
         # matplotlib logs that it builds its font cache on its first run.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    if not sys.stderr.isatty() and not {"-q", "--quiet"} & set(words):  # no bar is drawn there
+        LOG.setLevel(logging.INFO)
+        LOG.addHandler(logging.StreamHandler())
     reserve = bytearray(8 << 20)  # so that there is memory left to say that there is none
     try:
         code = cli.main(words, prog_name="ntk-convert", standalone_mode=False)

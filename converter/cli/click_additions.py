@@ -95,8 +95,8 @@ def given(name: str) -> bool:
 
 
 def progress() -> bool:
-    """Whether to show progress."""
-    return not given("quiet")
+    """Whether to draw progress bars."""
+    return not given("quiet") and sys.stderr.isatty()
 
 
 def show(result: Mapping[str, Any], *lines: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Mapping
@@ -204,10 +203,10 @@ def shown(error: BaseException, token: str | None) -> BaseException | None:
 
 
 def set_up_client(*, progress: bool) -> None:
-    """Turns the client's progress bars off without ``progress``, or without a terminal."""
+    """Turns the client's progress bars off without ``progress``."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    if not progress or not sys.stderr.isatty():
+    if not progress:
         disable_progress_bars()
 
 

@@ -3,9 +3,8 @@
 """Causal attention with ALiBi, through transformers' interface for attention functions.
 
 Queries and keys are folded (see ntk_alibi.py), keys before they enter the cache. What is left is plain
-causal attention with heads that are 8 channels larger, so every attention function computes it: sdpa,
-flex_attention, FlashAttention, kernels from the Hub, and those of continuous batching. A channel marks padded
-keys, so no function needs a padding mask.
+causal attention with heads that are 8 channels larger, so every attention function computes it, without a
+padding mask, since a channel marks padded keys.
 
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
 """

@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""What ``plan_attention`` needs beside plain generation.
-
-    given_positions            the caller passes position_ids
-    packed_keywords            position_ids start again: rows hold several documents
-    stated                     the caller passes a mask of four dimensions
-    check_paged                transformers' continuous batching, with its paged cache
+"""What ``plan_attention`` needs for given positions, several documents in a row, 4-D masks and paged caches.
 
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new).
 """

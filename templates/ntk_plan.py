@@ -2,8 +2,7 @@
 # Copyright 2026 the ntk-convert authors
 """What the layers of a decoder need for one forward pass: positions, mask and folded channels.
 
-It is computed once per pass, from what the caller says about the tokens (``attention_mask``, the cache), and
-every layer uses it (see ntk_attention.py). What plain generation does not need is in ntk_modes.py.
+It is computed once per pass, and every layer uses it. What plain generation does not need is in ntk_modes.py.
 
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
 """

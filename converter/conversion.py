@@ -77,7 +77,7 @@ class ConversionResult:
             "rotary": asdict(self.rotary) if self.rotary else None,
             "set": dict(self.overrides),
             "config_changes": {key: {"before": before, "after": after} for key, (before, after) in changed},
-            "checks": [check.to_json() for check in self.checks],
+            "checks": list(map(asdict, self.checks)),
             "seconds": round(self.seconds, 3),
         }
 

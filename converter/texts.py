@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
-from transformers.utils import logging
 
 from converter.errors import SourceError, UsageError, reason
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
+from converter.verification import unlogged
 from converter.verification.patched import Patched, templates
 
 BLOCK = 1 << 16
@@ -36,7 +35,7 @@ def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
     """
     try:
         ours = our_class(open_folder(folder).object(TOKENIZER_CONFIG))
-        with quiet():
+        with unlogged():
             if ours is not None:
                 with templates() as load:
                     return getattr(load(TEMPLATE.removesuffix(".py")), ours).from_pretrained(folder)
@@ -45,20 +44,6 @@ def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **known)
     except Exception as error:  # a damaged file can raise anything
         raise SourceError(f"the tokenizer of {name} does not load ({reason(error)})") from error
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hides transformers' progress bars and warnings, which would name temporary folders."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int) -> NDArray[np.int64]:

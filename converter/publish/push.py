@@ -73,7 +73,7 @@ class PushResult:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
-        return {**asdict(self), "checks": [check.to_json() for check in self.checks]}
+        return asdict(self)
 
 
 def push(

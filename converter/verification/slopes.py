@@ -51,9 +51,7 @@ def check(patched: Patched) -> Check:
     """Compares what is measured with ``converter.scaling``: at one length, or two if dynamic.
 
     Where the layers' slopes differ, every layer is measured; else one is enough, since all share them.
-
-    Raises:
-        VerificationError: a slope or a temperature differs; the message names the head and both values.
+    ``VerificationError`` names the head whose slope or temperature differs, and both values.
     """
     family = patched.model.family
     scaling = patched.model.scaling

@@ -143,18 +143,20 @@ def compare_files(model: Model, *, progress: bool = False) -> dict[str, str]:
     folder, listed = model.folder, manifest.read(model.folder)
     gone = [name for name in listed if not (folder / name).is_file()]
     if gone:
-        raise SourceError(f"{folder} lacks {gone[0]}, which was written there; put it back, or convert again")
+        raise SourceError(
+            f"{folder} lacks {gone[0]}, which was written there; put it back, or convert or export again"
+        )
     total = sum((folder / name).stat().st_size for name in listed)
     found = {}
     with byte_bar("reading files", total, show=progress) as advance:
         for name, entry in listed.items():
             look = bool if entry.sha256 else model.scan(name, REMEDY)
             found[name] = sha256(folder / name, advance, look=look)
-    manifest.check_digests(
-        {name: entry.sha256 for name, entry in listed.items()},
-        found,
-        remedy=f"{manifest.AGAIN.format(folder)}, otherwise put it back, or convert or export again",
-    )
+            if entry.sha256 not in (None, found[name]):
+                raise SourceError(
+                    f"{name} is not as the conversion or export wrote it, so nobody has verified it; "
+                    f"{manifest.AGAIN.format(folder)}, otherwise put it back, or convert or export again"
+                )
     return found
 
 

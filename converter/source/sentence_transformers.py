@@ -121,9 +121,7 @@ class Pooling:
 def read_pooling(source: Source) -> Pooling | None:
     """How sentence-transformers would pool a repository's hidden states; None without ``modules.json``.
 
-    Raises:
-        UnsupportedModel: in a way that is not computed here.
-        SourceError: one of the files is damaged.
+    Raises ``UnsupportedModel`` for a way that is not computed here, ``SourceError`` for a damaged file.
     """
     if MODULES not in source.files:
         return None

@@ -56,12 +56,10 @@ DECODER, OTHER = f'model_type: "jais", multi_query: false, {LAYERS}', 'model_typ
 
 
 def section(graphs: Mapping[str, Description], report: ValidationReport | None, served: bool) -> str:
-    """The section's text, Markdown without the title.
+    """The section's text about all graphs, Markdown without the title.
 
-    Args:
-        graphs: all graphs of the repository.
-        report: what validation found of the new ones.
-        served: whether there is a new genai_config.json.
+    ``report`` is what validation found of the new ones, and ``served`` says whether there is a new
+    genai_config.json.
     """
     lines = [f"- `{name}`: {_described(made)}" for name, made in graphs.items()]
     lines += PROFILES.splitlines()

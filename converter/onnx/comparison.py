@@ -25,13 +25,7 @@ from converter.onnx.build import build_graph
 from converter.onnx.describe import read_graph
 from converter.onnx.options import INTEGER, PROVIDERS, QUANTISED
 from converter.onnx.quantise import QuantisedGraph
-from converter.onnx.reference import (
-    TINY,
-    Expected,
-    Extent,
-    mean_square,
-    run_torch,
-)
+from converter.onnx.reference import TINY, Expected, Extent, mean_square, run_torch
 from converter.onnx.report import (
     AGAIN,
     SCORES,
@@ -62,10 +56,8 @@ def run(
 ) -> ValidationReport:
     """Validates graphs of one repository, name in it -> where the file is; ``provider`` as in ``validate``.
 
-    Raises:
-        ValidationError: a graph that this tool did not make, or one too damaged to say so.
-        UnsupportedModel: a graph of a task that the repository has no weights for.
-        ProviderError: the provider is not available, or fell back to the CPU.
+    Raises ``ValidationError`` for a graph that this tool did not make, ``UnsupportedModel`` for one of a task
+    that the repository has no weights for, ``ProviderError`` for a provider that is not available.
     """
     import torch
     import transformers

@@ -15,7 +15,6 @@ from converter.errors import OutputError, SourceError, ValidationError
 from converter.families.family import TASKS
 from converter.interrupts import held
 from converter.model.alibi import AlibiModel
-from converter.model.model import Model
 from converter.onnx.card import TITLE, section
 from converter.onnx.files import (
     BYTES,
@@ -105,22 +104,17 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         ProviderError: the execution provider is not available.
     """
     check_installed(options)
-    return write(open_converted(Path(folder)), options, progress=progress)
-
-
-def write(model: Model, options: OnnxOptions, *, progress: bool = False) -> ExportResult:
-    """Writes an ONNX graph of a converted repository; see ``export``."""
-    started = time.monotonic()
+    started, model = time.monotonic(), open_converted(Path(folder))
     repository = for_task(model, options.computes, last_logits=options.last_logits)
     pooling = graph_pooling(repository.source, options.pooling) if options.pooled else None
     check_no_links(repository, options)
-    folder, report, obsolete = repository.folder, None, []
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to write in {folder}; export a copy of it")
-    with workspace(folder / STANDALONE) as work:
+    place, report, obsolete = repository.folder, None, []
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {place}; export a copy of it")
+    with workspace(place / STANDALONE) as work:
         graphs = write_graphs(repository, options, pooling, work, progress=progress)
         names = [*graphs, *(f"{name}_data" for name in graphs if (work / f"{name}_data").exists())]
-        before = check_others(folder, names)
+        before = check_others(place, names)
         # An older graph of this name may have had its weights beside it.
         obsolete += [f"{name}_data" for name in graphs if options.copies_weights]
         if options.validate:
@@ -142,7 +136,7 @@ def write(model: Model, options: OnnxOptions, *, progress: bool = False) -> Expo
             note = None if "eos_token_id" in config["model"] else NEVER_ENDS
             (work / GENAI).write_text(as_json(config), encoding="utf-8")
             names.append(GENAI)
-        elif served_by_genai(folder) in graphs:
+        elif served_by_genai(place) in graphs:
             obsolete.append(GENAI)
         if report is not None:
             (work / REPORT).write_text(as_json(report.to_json()), encoding="utf-8")
@@ -151,14 +145,14 @@ def write(model: Model, options: OnnxOptions, *, progress: bool = False) -> Expo
             obsolete.append(REPORT)  # it is about a graph that is replaced now
         others = {name: made for name, made in before.items() if name not in graphs}
         about = section({**graphs, **others}, report, served)
-        put_in_place(folder, work, names, set(obsolete).difference(names), about)
-    sizes = {name: (folder / name).stat().st_size for name in names}
+        put_in_place(place, work, names, set(obsolete).difference(names), about)
+    sizes = {name: (place / name).stat().st_size for name in names}
     replaced = {
         name: before[name].dtype
         for name, graph in graphs.items()
         if name in before and before[name].dtype != graph.dtype
     }
-    return ExportResult(folder.resolve(), sizes, report, replaced, time.monotonic() - started, note)
+    return ExportResult(place.resolve(), sizes, report, replaced, time.monotonic() - started, note)
 
 
 def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> None:

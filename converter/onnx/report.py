@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from converter.errors import ValidationError
 from converter.onnx.options import QUANTISED
 
 TOLERANCES = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 0.15, **dict.fromkeys(QUANTISED, 0.1)}
@@ -60,10 +59,6 @@ class ProviderReport:
     note: str | None
     """How the graph that ran differs from the file, and why; None if it does not."""
 
-    @property
-    def passed(self) -> bool:
-        return all(check.passed for check in self.checks)
-
 
 @dataclass(frozen=True)
 class GraphReport:
@@ -114,11 +109,6 @@ class ValidationReport:
     def failure(self) -> str | None:
         """The first check that failed, in one line; None if all passed."""
         return next((f"{each.file}: {each.failure}" for each in self.graphs if each.failure), None)
-
-    def check(self) -> None:
-        """Raises ``ValidationError`` if a check failed."""
-        if self.failure is not None:
-            raise ValidationError(self.failure)
 
     def summary(self) -> str:
         """The checks of each graph, and where it ran, for people."""

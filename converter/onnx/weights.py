@@ -37,8 +37,7 @@ class Weights:
     def external(self, name: str, shape: tuple[int, ...]) -> ir.ExternalTensor:
         """The tensor as external data, relative to the checkpoint's folder; absolute to follow links.
 
-        Raises:
-            SourceError: missing, of another shape, or not a float of 2 or 4 bytes.
+        ``SourceError`` for one that is missing, of another shape, or not a float of 2 or 4 bytes.
         """
         tensor = self.find(name)
         if tensor is None:

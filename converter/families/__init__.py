@@ -57,9 +57,7 @@ REFUSED = {
 def recognise(config: Config) -> Family:
     """The family of a source or of a converted repository.
 
-    Raises:
-        SourceError: the config has no model_type.
-        UnsupportedModel: no family has this model_type; says why where that is known.
+    Raises ``SourceError`` without a model_type, ``UnsupportedModel`` for one that no family has.
     """
     for family in FAMILIES:
         if family.recognises(config):
@@ -95,8 +93,7 @@ def recognise(config: Config) -> Family:
 def converted_family(config: Config) -> Family | None:
     """The family of a config that this tool wrote, or that was saved of such a model; None for any other.
 
-    Raises:
-        SourceError: a record of a conversion stands in the config of another class.
+    Raises ``SourceError`` for the record of a conversion in the config of another class.
     """
     named = config.get("architectures") or config.get("auto_map")
     listed = list(named.values()) if isinstance(named, dict) else named

@@ -8,7 +8,6 @@ from typing import Any
 
 from converter.config import Config
 from converter.errors import SourceError
-from converter.families.family import check_options
 from converter.source.checkpoint import Tensor
 
 # Buffers that old versions of transformers stored.
@@ -17,18 +16,13 @@ CLASSIFIER = "classifier.weight"
 DECODER = "cls.predictions.decoder.weight"
 POOLER, PREDICTIONS = re.compile(r"(^|\.)pooler\.dense\."), re.compile(r"^cls\.predictions\.")
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
-# Option -> the values for which the templates compute the right layers; see check_options.
+# Option -> the values for which the templates compute the right layers; see ``family.check_options``.
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, *ACTIVATIONS),
     "is_decoder": (None, False),
     "add_cross_attention": (None, False),
     "pruned_heads": (None, {}),
 }
-
-
-def check(config: Config) -> None:
-    """Raises ``UnsupportedModel`` for options of BERT that change its layers."""
-    check_options(config, OPTIONS, "a model")
 
 
 def code(config: Config) -> Mapping[str, Any]:

@@ -150,11 +150,7 @@ class Family:
         }
 
     def geometry(self, config: Config) -> Geometry:
-        """Reads the sizes.
-
-        Raises:
-            SourceError: a size is missing or impossible.
-        """
+        """Reads the sizes; ``SourceError`` for one that is missing or impossible."""
         heads, width, layers = (
             count(config, key, *(other for other, name in self.spellings.items() if name == key))
             for key in self.sizes
@@ -172,10 +168,8 @@ class Family:
     def unconverted(self, config: Config, limits: Config) -> dict[str, Any]:
         """A converted config as that of a source: with a source's class and model_type, and no scaling.
 
-        ``limits`` has the source's input limit under ``config.json``, if a conversion changed it.
-
-        Raises:
-            SourceError: it names a class that no conversion writes.
+        ``limits`` has the source's input limit under ``config.json``, if a conversion changed it. Raises
+        ``SourceError`` for a class that no conversion writes.
         """
         named = config.get("architectures") or [self.language_model]
         if not isinstance(named, list) or not all(
@@ -249,10 +243,7 @@ class Family:
     def architectures(self, config: Config) -> list[str]:
         """The converted classes for those that the source's config names; by default the language model.
 
-        Raises:
-            SourceError: ``architectures`` is not a list.
-            UnsupportedModel: the family's modeling file has no such class.
-            Undecided: it names two classes.
+        Raises ``SourceError``, ``UnsupportedModel`` or, for two classes, ``Undecided``.
         """
         named = config.get("architectures")
         if not named:
@@ -299,11 +290,8 @@ ADDED = ("alibi_scaling", "auto_map", PROVENANCE)
 def check_options(config: Config, known: Mapping[str, tuple[Any, ...]], what: str, where: str = "") -> None:
     """Raises ``UnsupportedModel`` for an option with a value that the template would not honour.
 
-    Args:
-        config: the config, or an object in it.
-        known: option -> its good values; None stands for a missing or null key, which means the default.
-        what: the kind of model, for people.
-        where: the object's name and a dot.
+    ``known`` is option -> its good values; None stands for a missing or null key, which means the default.
+    ``what`` is the kind of model, for people, and ``where`` the name of an object in the config and a dot.
     """
     for key, good in known.items():
         value = config.get(key)

@@ -39,10 +39,15 @@ from typing import Any
 from converter.config import Config
 from converter.errors import UnsupportedModel
 from converter.families import encoder
-from converter.families.family import Family, Trained
+from converter.families.family import Family, Trained, check_options
 from converter.source.checkpoint import Tensor
 
-FEED_FORWARD = ("geglu", "reglu", "original")
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    **encoder.OPTIONS,
+    "position_embedding_type": ("alibi",),  # others have learned positions as well
+    "feed_forward_type": (None, "geglu", "reglu", "original"),
+    "emb_pooler": (None, "mean"),
+}
 QK_CODE = "qk-post-norm"
 FLASH_CODE = "jina-bert-flash-implementation"
 KNOWN_CODE = re.compile(r"(^|--)modeling_bert\.JinaBert\w+$")
@@ -75,21 +80,7 @@ def check(config: Config) -> None:
                 f"auto_map.{auto} is {name!r}: this is not JinaBERT's own code (modeling_bert.JinaBert...), "
                 "and what it computes is not known here"
             )
-    kind = config.get("position_embedding_type", "absolute")
-    if kind != "alibi":
-        raise UnsupportedModel(
-            f"position_embedding_type is {kind!r}: only a JinaBERT with 'alibi' can be converted; this one "
-            "has learned positions as well"
-        )
-    forward = config.get("feed_forward_type")
-    if forward not in (None, *FEED_FORWARD):
-        raise UnsupportedModel(
-            f"feed_forward_type is {forward!r}; only a JinaBERT with {', '.join(FEED_FORWARD)} can be "
-            "converted"
-        )
-    if config.get("emb_pooler") not in (None, "mean"):
-        raise UnsupportedModel(f"emb_pooler is {config['emb_pooler']!r}; only 'mean' can be converted")
-    encoder.check(config)
+    check_options({"position_embedding_type": "absolute", **config}, OPTIONS, "a JinaBERT")
 
 
 def qk_post_norm(config: Config) -> bool:

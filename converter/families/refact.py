@@ -29,8 +29,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from converter.config import Config, count
-from converter.errors import SourceError, UnsupportedModel
-from converter.families.family import Family, Trained
+from converter.errors import SourceError
+from converter.families.family import Family, Trained, check_options
 from converter.source.checkpoint import Tensor
 
 PACKED = "packed_projections"
@@ -48,11 +48,7 @@ def claims(config: Config) -> bool:
 
 
 def check(config: Config) -> None:
-    if config.get("multi_query", True) is not True:
-        raise UnsupportedModel(
-            f"multi_query is {config['multi_query']!r}; only a Refact with true, that is, with one key and "
-            "value head, can be converted"
-        )
+    check_options({"multi_query": True, **config}, {"multi_query": (True,)}, "a Refact")
     if not isinstance(config.get(PACKED, True), bool):
         raise SourceError(f"config.json: {PACKED} is {config[PACKED]!r}, expected true or false")
     count(config, "n_inner", default=1)

@@ -12,11 +12,7 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def templates_folder() -> Path:
-    """The folder of the modeling templates: inside an installed package, or beside it in a checkout.
-
-    Raises:
-        OutputError: there are none in either place; the installation is incomplete.
-    """
+    """The folder of the modeling templates: inside an installed package, or beside it in a checkout."""
     for folder in (PACKAGE / "templates", PACKAGE.parent / "templates"):
         if (folder / "ntk_alibi.py").is_file():
             return folder

@@ -111,10 +111,8 @@ def recognises(config: Config) -> bool:
 def read(config: Config) -> Rotary:
     """The rotary positions of a source's config.
 
-    Raises:
-        UnsupportedModel: transformers cannot scale the model through its config, or it is scaled already;
-            the message says why.
-        SourceError: a value is impossible, or two contradict each other.
+    Raises ``UnsupportedModel`` if transformers cannot scale the model through its config, or it is scaled
+    already, and ``SourceError`` if a value is impossible, or two contradict each other.
     """
     model_type = str(config.get("model_type"))
     if not recognises(config):

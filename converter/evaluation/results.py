@@ -232,8 +232,19 @@ class Results:
         if any(_open(each) for each in self.measurements):
             gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
             parts += [f"? too few items to tell a gain of {gain}", ""]
-        for line in (*self._doubts(), *self._other_code(), *self._servers()):
-            parts += [line, ""]
+        notes = self._doubts()
+        for name, model in self.models.items():
+            if model.get("code") == OTHER_CODE:
+                notes.append(
+                    f"{name} has code of another version, or edited code; measured with the code of this "
+                    "version."
+                )
+            if there := model.get("server"):
+                notes.append(
+                    f"{name} was measured on {there['url']}, as {there['model']}. Does it scale? "
+                    f"{there['scales']}."
+                )
+        parts += [line for note in notes for line in (note, "")]
         named = legend(own) if labels is None else ""
         return "\n".join([*parts, named] if named else parts[:-1])
 
@@ -253,22 +264,6 @@ class Results:
             f"Unscaled, {model} fails even at the shortest length: {', '.join(tasks)}. These tasks tell "
             "nothing about how scaling affects it; measure it on tasks of your own."
             for model, tasks in failed.items()
-        ]
-
-    def _other_code(self) -> list[str]:
-        """A line for each converted repository whose own code was not what was measured."""
-        return [
-            f"{name} has code of another version, or edited code; measured with the code of this version."
-            for name, model in self.models.items()
-            if model.get("code") == OTHER_CODE
-        ]
-
-    def _servers(self) -> list[str]:
-        """A line for each model that a server ran."""
-        return [
-            f"{name} was measured on {there['url']}, as {there['model']}. Does it scale? {there['scales']}."
-            for name, model in self.models.items()
-            if (there := model.get("server"))
         ]
 
 

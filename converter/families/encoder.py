@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from converter.config import Config
-from converter.errors import SourceError
+from converter.config import Config, inner
 from converter.source.checkpoint import Tensor
 
 # Buffers that old versions of transformers stored.
@@ -25,20 +24,10 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def code(config: Config) -> Mapping[str, Any]:
-    """``auto_map``; empty if the config has none."""
-    value = config.get("auto_map")
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise SourceError(f"config.json: auto_map is {value!r}, not an object")
-    return value
-
-
 def class_names(config: Config) -> list[str]:
     """All class names in the config's ``architectures`` and ``auto_map``."""
     named = config.get("architectures")
-    entries = [*(named if isinstance(named, list) else []), *code(config).values()]
+    entries = [*(named if isinstance(named, list) else []), *inner(config, "auto_map").values()]
     return [entry.split(".")[-1] for entry in entries if isinstance(entry, str)]
 
 

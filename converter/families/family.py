@@ -278,6 +278,11 @@ class Family:
         """The names under which a tensor of the backbone may be stored: with its prefix and without."""
         return f"{self.base_prefix}.{below}", below
 
+    def find(self, tensors: Mapping[str, Tensor], below: str) -> Tensor | None:
+        """The stored tensor of the backbone; None if it is missing."""
+        prefixed, plain = self.tensor_names(below)
+        return tensors.get(prefixed) or tensors.get(plain)
+
     def below(self, name: str) -> str:
         """A tensor's name without the backbone's prefix."""
         return name.removeprefix(f"{self.base_prefix}.")

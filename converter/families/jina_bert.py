@@ -36,7 +36,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from converter.config import Config
+from converter.config import Config, inner
 from converter.errors import UnsupportedModel
 from converter.families import encoder
 from converter.families.family import Family, Trained, check_options
@@ -68,13 +68,13 @@ def check(config: Config) -> None:
             "this is the first revision of a JinaBERT (its classes are called JBert...), whose tensors have "
             "another layout; convert the current revision of the repository"
         )
-    if any(FLASH_CODE in place for place in encoder.code(config).values() if isinstance(place, str)):
+    if any(FLASH_CODE in place for place in inner(config, "auto_map").values() if isinstance(place, str)):
         raise UnsupportedModel(
             f"its code is {FLASH_CODE}, whose tensors are packed otherwise than JinaBERT's and may hold "
             "several adapters, and which is not known here; jina-embeddings-v2 and jina-reranker-v1 can be "
             "converted: convert a jina-embeddings-v2 model instead"
         )
-    for auto, name in encoder.code(config).items():
+    for auto, name in inner(config, "auto_map").items():
         if auto.startswith("AutoModel") and not (isinstance(name, str) and KNOWN_CODE.search(name)):
             raise UnsupportedModel(
                 f"auto_map.{auto} is {name!r}: this is not JinaBERT's own code (modeling_bert.JinaBert...), "
@@ -88,7 +88,7 @@ def qk_post_norm(config: Config) -> bool:
     given = config.get("qk_post_norm")
     if isinstance(given, bool):
         return given
-    places = [config.get("_name_or_path"), *encoder.code(config).values()]
+    places = [config.get("_name_or_path"), *inner(config, "auto_map").values()]
     return any(QK_CODE in place for place in places if isinstance(place, str))
 
 

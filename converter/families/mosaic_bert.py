@@ -29,7 +29,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from converter.config import Config
+from converter.config import Config, inner
 from converter.errors import UnsupportedModel
 from converter.families import encoder
 from converter.families.family import Family, Trained, check_options
@@ -50,7 +50,7 @@ def claims(config: Config) -> bool:
 
 
 def check(config: Config) -> None:
-    for auto, name in encoder.code(config).items():
+    for auto, name in inner(config, "auto_map").items():
         known = isinstance(name, str) and (auto == "AutoConfig" or KNOWN_CODE.search(name))
         if not known or FOREIGN_KEYS.search(name.rpartition("--")[2]):
             raise UnsupportedModel(

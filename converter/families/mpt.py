@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from converter.config import Config, agreed, count, is_number
+from converter.config import Config, agreed, count, inner, is_number
 from converter.errors import SourceError, Undecided, UnsupportedModel
 from converter.families.family import Family, Trained, check_options
 from converter.scaling import slopes
@@ -86,7 +86,7 @@ KRUTRIM = (4608, 48, 8)
 
 def attention(config: Config) -> Config:
     """``attn_config``; empty, which means the defaults, if the config has none."""
-    return _options(config, "attn_config")
+    return inner(config, "attn_config")
 
 
 def check(config: Config) -> None:
@@ -232,7 +232,7 @@ def stock_unfit(config: Config) -> str | None:
 
 def ffn(config: Config) -> Config:
     """``ffn_config``; empty, which means the defaults, if the config has none."""
-    return _options(config, "ffn_config")
+    return inner(config, "ffn_config")
 
 
 def _foundry(config: Config) -> bool:
@@ -257,15 +257,6 @@ def _with_named_layers(options: Config) -> Config:
     """The same, with the kind of linear layer as a word; newer versions write an object."""
     kind = options.get("fc_type")
     return {**options, "fc_type": kind.get("name", "torch")} if isinstance(kind, dict) else options
-
-
-def _options(config: Config, key: str) -> Config:
-    options = config.get(key)
-    if options is None:
-        return {}
-    if not isinstance(options, dict):
-        raise SourceError(f"config.json: {key} is {options!r}, not an object")
-    return options
 
 
 FAMILY = Family(

@@ -252,10 +252,10 @@ class Network:
     @property
     def head_table(self) -> str:
         """Name of the tensor that makes logits: a stored head that differs is never tied, as in Reference."""
-        find, names = self.weights.find, (self.family.head, self.family.embeddings)
+        repository, names = self.weights.repository, (self.family.head, self.family.embeddings)
         if self.config.get("tie_word_embeddings", True):
-            head, table = map(find, names)
-            if head is None or table is None or same_values(self.weights.repository.folder, head, table):
+            head, table = (self.family.find(repository.checkpoint.tensors, name) for name in names)
+            if head is None or table is None or same_values(repository.folder, head, table):
                 return self.family.embeddings
         return self.family.head
 

@@ -66,7 +66,6 @@ class ConversionResult:
     dry_run: bool
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         plain = {name: value for name, value in vars(self).items() if name not in ("scaling", "overrides")}
         changed = self.config_changes.items()
         return {
@@ -94,7 +93,6 @@ class Conversion:
     started: float
 
     def preview(self) -> ConversionResult:
-        """What would be written."""
         files = self.plan.files(picture=self.verify and self.plan.scaling.scaled)
         return self._result(files)
 

@@ -63,8 +63,6 @@ class Needs:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The description of a checkpoint."""
-
     source: str
     commit: str | None
     family: str
@@ -104,7 +102,6 @@ class Inspection:
     needs: Needs
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         values = asdict(self)
         return {"set" if name == "overrides" else name: value for name, value in values.items()}
 

@@ -33,8 +33,6 @@ MARKS = {True: "ok", False: "FAILED", None: "not run"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """One check of a validation."""
-
     name: str
     passed: bool | None
     """None if it was not run, since a check that it depends on failed."""
@@ -46,8 +44,6 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Validation:
-    """What was checked of a converted repository."""
-
     path: Path
     outcomes: Sequence[Outcome]
     graphs: ValidationReport | None
@@ -69,7 +65,6 @@ class Validation:
             raise ValidationError(self.failure)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         return {
             "path": str(self.path),
             "passed": self.passed,

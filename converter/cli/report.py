@@ -55,7 +55,6 @@ def plan(result: ConversionResult) -> str:
 
 
 def summary(result: ConversionResult, *, verbose: bool) -> str:
-    """The summary of a finished conversion."""
     total = sum(size or 0 for size in result.files.values())
     lines = [
         f"{result.source} converted to {result.model_type}: {result.scaling}",
@@ -71,7 +70,6 @@ def summary(result: ConversionResult, *, verbose: bool) -> str:
 
 
 def _limit(tokens: int | None) -> list[str]:
-    """The input limit of an encoder."""
     return [] if tokens is None else [f"texts are cut after {tokens} tokens; --max-length N changes that"]
 
 
@@ -223,7 +221,6 @@ def _versus(measure: str, found: Comparison) -> str:
 
 
 def pushed(result: PushResult, *, verbose: bool) -> str:
-    """The summary of a finished push."""
     where = result.repo + (f" (branch {result.branch})" if result.branch != "main" else "")
     total = f"{_files(len(result.files))}, {bytes_text(sum(result.files.values()))}"
     if result.pull_request is not None:
@@ -253,7 +250,6 @@ def _names(names: Sequence[str]) -> str:
 
 
 def inspection(found: Inspection) -> str:
-    """The description that ``inspect`` prints."""
     groups = "" if found.num_kv_heads == found.num_heads else f" ({found.num_kv_heads} for keys and values)"
     sizes = [size for size in found.files.values() if size is not None]
     weights = f"{_files(len(found.files))}, {bytes_text(sum(sizes))}" if found.files else "none found"
@@ -291,7 +287,6 @@ def inspection(found: Inspection) -> str:
 
 
 def _needs(found: Inspection) -> dict[str, str]:
-    """What a conversion of the model takes."""
     needs, rows = found.needs, {}
     if needs.weights:
         rows["memory"] = ", ".join(

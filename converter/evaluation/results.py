@@ -16,7 +16,6 @@ from converter.scaling.scaling import short_names
 FORMAT = 1
 """Version of the JSON file's format; it changes when an old reader would misread the new file."""
 RESULTS = "results.json"
-"""The name of the JSON file."""
 PERPLEXITY = "perplexity"
 SIGNIFICANT = 0.05
 """A difference with a smaller p is marked as significant."""

@@ -105,7 +105,6 @@ class Served:
         return np.where((batch.targets != IGNORE).numpy(), result, 0.0)
 
     def describe(self, _: Scaling) -> dict[str, Any]:
-        """What results record about it."""
         return about(self.model) | {"server": {"url": self.url, "model": self.name, "scales": self.scales}}
 
     def check_room(self, tokens: int) -> None:
@@ -267,7 +266,6 @@ def _names(served: Any) -> str:
 
 @contextlib.contextmanager
 def _explained(url: str, name: str) -> Iterator[None]:
-    """Turns the client's errors into ``ServerError``."""
     import openai
 
     try:

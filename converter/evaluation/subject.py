@@ -168,7 +168,6 @@ class Subject:
         return losses(model, self.hardware, batch, advance)
 
     def describe(self, scaling: Scaling) -> dict[str, Any]:
-        """What results record about the model."""
         model = self.scaled(scaling)
         devices = set(getattr(model, "hf_device_map", {"": model.device}).values())
         return {

@@ -39,7 +39,6 @@ class Batch(NamedTuple):
     """int64 [rows, tokens]: the token to predict from each hidden state, or ``IGNORE``."""
 
     def on(self, device: torch.device) -> Batch:
-        """The same on a device."""
         return Batch(self.ids.to(device), self.targets.to(device))
 
 
@@ -85,7 +84,6 @@ class TrainableAlibi:
         return found if self.temperatures is None else {**found, "temperatures": self.temperatures}
 
     def squares(self) -> torch.Tensor:
-        """The sum of the squares of all numbers that are fitted."""
         return torch.stack([numbers.square().sum() for numbers in self.parameters().values()]).sum()
 
     def is_finite(self) -> bool:
@@ -95,7 +93,6 @@ class TrainableAlibi:
 
     @torch.no_grad()
     def clamp(self) -> None:
-        """Moves the numbers into their ranges."""
         self.exponents.clamp_(*EXPONENTS)
         if self.temperatures is not None:
             self.temperatures.clamp_(*TEMPERATURES)

@@ -53,7 +53,6 @@ class Trained:
     source: str
     """Who states it, in a few words; where it was looked for if ``tokens`` is None."""
     ids: tuple[str, ...]
-    """Hub ids."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class Family:
     class_prefixes: tuple[str, ...]
     """Prefixes of the source's class names in ``architectures``: ``("Bloom",)``."""
     checkpoints: tuple[Trained, ...]
-    """The known checkpoints, with the trained length of each."""
     sizes: tuple[str, str, str] = ("num_attention_heads", "hidden_size", "num_hidden_layers")
     """The config's keys of the number of heads, the hidden size and the number of layers."""
     spellings: Mapping[str, str] = field(default_factory=dict)

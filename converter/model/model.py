@@ -35,7 +35,6 @@ class Model(ABC):
     """
 
     source: Source
-    """Its files."""
     config: Config
     """config.json as it is."""
     source_config: Config
@@ -164,7 +163,6 @@ class Model(ABC):
 
     @property
     def folder(self) -> Path:
-        """The folder with its files."""
         return self.source.folder
 
     @property

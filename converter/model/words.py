@@ -23,8 +23,6 @@ it neither needs nor uses the code that the source came with."""
 
 @dataclass(frozen=True)
 class Words:
-    """The texts of one card."""
-
     kind: str
     """The kind of positions, for the title: "ALiBi"."""
     scaled: str

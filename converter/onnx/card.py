@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from converter.onnx.report import ValidationReport
 
 TITLE = "ONNX"
-"""Of the section."""
 PROFILES = """
 Profile `ort`: operators of onnxruntime; caches are [batch, heads, length, head size + 8, rounded up to a
 multiple of 8], and past and present may share one buffer. Profile `portable`: standard ONNX operators, and
@@ -40,7 +39,6 @@ const config = { ...stored, CHANGES };
 const run = await pipeline("TASK", name, { config, OPTIONS });
 console.log(await run(INPUT));
 """
-"""What runs a graph in transformers.js."""
 INPUTS = {
     "text-generation": '"A text", { max_new_tokens: 20, add_special_tokens: true }',
     "feature-extraction": '"A text."',

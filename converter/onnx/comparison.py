@@ -162,7 +162,6 @@ class GraphRun:
     def report(
         self, extent: str, loss: Sequence[GraphCheck] = (), providers: Sequence[ProviderReport] = ()
     ) -> GraphReport:
-        """All that was found."""
         structure, size = [self.structure, *loss], self.path.stat().st_size
         return GraphReport(self.name, self.made.profile, self.made.dtype, size, extent, structure, providers)
 

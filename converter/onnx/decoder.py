@@ -17,8 +17,6 @@ from converter.source.sentence_transformers import Pooling
 
 
 class Decoder(Network, ABC):
-    """Base of the decoders' graphs."""
-
     token_embedding: ClassVar[str] = "word_embeddings"
     final_norm: ClassVar[str] = "ln_f"
 

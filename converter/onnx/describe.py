@@ -48,7 +48,6 @@ class Description:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a graph's file records."""
         fused = {"profile": FUSED} if self.profile == "ort" else {}
         return {METADATA: json.dumps(asdict(self)), **fused}
 

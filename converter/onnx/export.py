@@ -48,8 +48,6 @@ DEFAULT = OnnxOptions()
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was exported."""
-
     path: Path
     """The repository, absolute."""
     files: dict[str, int]
@@ -71,7 +69,6 @@ class ExportResult:
         return "\n".join([*lines, f"in {self.seconds:.1f} s"])
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         return {
             "path": str(self.path),
             "files": self.files,
@@ -237,7 +234,6 @@ def write_graphs(
 
 
 def as_json(content: Any) -> str:
-    """JSON as it is written to a file."""
     return json.dumps(content, indent=2) + "\n"
 
 

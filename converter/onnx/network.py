@@ -69,7 +69,6 @@ class Network:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of the norms."""
         return float(self.config.get("layer_norm_epsilon", 1e-5))
 
     def parameter(self, name: str, *shape: int) -> Value:
@@ -261,7 +260,6 @@ class Network:
 
     @property
     def labels(self) -> int:
-        """Number of a classifier's labels."""
         return len(self.config.get("id2label") or ()) or count(self.config, "num_labels", default=2)
 
     def clamp(self, states: Value, limit: float) -> Value:
@@ -307,7 +305,6 @@ class Residual:
         return self._value
 
     def restart(self, value: Value) -> None:
-        """Makes ``value`` the stream."""
         self._value, self._pending = value, None
 
     def add(self, output: Value) -> None:

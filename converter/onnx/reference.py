@@ -296,7 +296,6 @@ class Reference:
 
 
 def squares(values: Array) -> float:
-    """The sum of the squares."""
     return float(np.square(values, dtype=np.float64).sum())
 
 

@@ -29,8 +29,6 @@ AGAIN = "export it again: ntk-convert export DIR"
 
 @dataclass(frozen=True)
 class GraphCheck:
-    """The outcome of one check."""
-
     name: str
     passed: bool
     detail: str
@@ -62,8 +60,6 @@ class ProviderReport:
 
 @dataclass(frozen=True)
 class GraphReport:
-    """A graph and its checks."""
-
     file: str
     profile: str
     dtype: str
@@ -93,8 +89,6 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """All graphs of a repository."""
-
     graphs: Sequence[GraphReport]
     versions: Mapping[str, str]
     seconds: float
@@ -124,5 +118,4 @@ class ValidationReport:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         return {"passed": self.passed, **asdict(self)}

@@ -46,8 +46,6 @@ class PushOptions:
 
 @dataclass(frozen=True)
 class PushResult:
-    """What was pushed."""
-
     repo: str
     branch: str
     commit: str
@@ -72,7 +70,6 @@ class PushResult:
     """The checks of verification; empty if the caller had verified it."""
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         return asdict(self)
 
 

@@ -300,7 +300,6 @@ def with_section(card: str, title: str, text: str) -> str:
 
 
 def without_section(card: str, title: str) -> str:
-    """A card without its sections of this title."""
     return re.sub(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", "", card, flags=re.DOTALL)
 
 

@@ -26,8 +26,6 @@ UNLISTED = (CARD, MANIFEST)
 
 @dataclass(frozen=True)
 class Entry:
-    """One file."""
-
     size: int
     """In bytes."""
     sha256: str | None

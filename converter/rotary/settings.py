@@ -39,8 +39,6 @@ LARGEST_BASE = 1e30
 
 @dataclass(frozen=True)
 class Rotary:
-    """The rotary positions of a checkpoint."""
-
     model: RotaryModel
     base: float
     dim: int
@@ -55,7 +53,6 @@ class Rotary:
 
     @property
     def frequencies(self) -> Frequencies:
-        """The frequencies as trained."""
         return frequencies(self.base, self.dim)
 
     def scaled(self, scaling: Scaling, tokens: int = 0) -> Frequencies:

@@ -86,7 +86,6 @@ class Patched:
         return None if found is None else int(found[1])
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One stored tensor."""
         with self.open(name) as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor

@@ -61,7 +61,6 @@ class Setup:
 
     @property
     def config(self) -> Any:
-        """The converted repository's config."""
         return self.vllm_config.model_config.hf_config
 
     @property

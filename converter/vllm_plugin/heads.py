@@ -28,8 +28,6 @@ class Embedding(Model):
 
 
 class TokenClassifier(Model):
-    """Classes of tokens."""
-
     is_pooling_model = True
 
     def add_head(self, vllm_config: VllmConfig, prefix: str) -> None:  # noqa: ARG002

@@ -23,7 +23,6 @@ class Layer(nn.Module):
     names: tuple[str, str, str, str]
     """The checkpoint's names of the first norm, attention, the second norm and the MLP."""
     make_norm: Callable[[Any], nn.Module] = staticmethod(layer_norm)
-    """Makes a norm from the config."""
 
     def __init__(self, setup: Setup, layer: int, prefix: str):
         super().__init__()

@@ -66,7 +66,6 @@ class Mpt(Decoder):
         return attend(*self.by_heads(query, key, value))
 
     def project(self, logits: Value) -> Value:
-        """Logits scaled by ``logit_scale``."""
         scale = self.config.get("logit_scale")
         if scale is None:
             return logits

@@ -202,11 +202,7 @@ class EncoderModel(Model):
         inputs_embeds: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [T, hidden] of the tokens of all texts, from their ids [T].
-
-        Args:
-            token_type_ids: [T]; all 0 if None. vLLM has them for pairs of texts.
-        """
+        """Hidden states [T, hidden] of all texts, from their ids [T], and from types if they are pairs."""
         if token_type_ids is not None:
             assert input_ids is not None
             input_ids[: len(token_type_ids)].bitwise_or_(token_type_ids << SHIFT)

@@ -122,7 +122,10 @@ class Conversion:
 
                 checks = check(written.model, plan.model.source_config, source.folder, progress=progress)
             _write_card(plan, written, checks, f"./{place.name}")
-            files = _list_files(folder, written)
+            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+            weights = written.model.checkpoint.files
+            manifest.write(folder, names, {name: written.digests.get(name) for name in weights})
+            files = {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
         return self._result(files, written, checks)
 
     def _result(
@@ -263,7 +266,6 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
     text = describe(
         repository,
         origin=origin,
-        words=model.words(plan.scaling, repository.config),
         tokenizer=model.tokenizer,
         sentence_encoder=model.nested.sentence_encoder,
         weights=written.weights_are,
@@ -277,14 +279,6 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
     if model.converted:
         text = with_kept_text(text, origin.card)
     (repository.folder / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
-
-
-def _list_files(folder: Path, written: Written) -> dict[str, int | None]:
-    """Writes the manifest of a finished repository; returns all files and their sizes in bytes."""
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    weights = written.model.checkpoint.files
-    manifest.write(folder, names, {name: written.digests.get(name) for name in weights})
-    return {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
 
 
 def _changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 VERIFIED = {"alibi": ("tensors", "slopes", "paths", "loading"), "rotary": ("tensors", "frequencies")}
 """The names of what verification checks, in order."""
 REMEDY = "convert an earlier save of it"
+AS_WRITTEN = f"all {{}} files in {manifest.MANIFEST} are as they were written"
 MARKS = {True: "ok", False: "FAILED", None: "not run"}
 
 
@@ -98,7 +99,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     if graphs:
         check_installed()
     outcomes = [
-        _tried("files", lambda: _as_written(model, progress=progress)),
+        _tried("files", lambda: AS_WRITTEN.format(len(compare_files(model, progress=progress)))),
         _tried("code", lambda: check_safe_code(model)),
     ]
     passed: list[Check] = []
@@ -153,11 +154,6 @@ def compare_files(model: Model, *, progress: bool = False) -> dict[str, str]:
                     f"{manifest.AGAIN.format(folder)}, otherwise put it back, or convert or export again"
                 )
     return found
-
-
-def _as_written(model: Model, *, progress: bool) -> str:
-    found = compare_files(model, progress=progress)
-    return f"all {len(found)} files in {manifest.MANIFEST} are as they were written"
 
 
 def check_safe_code(model: Model) -> str:

@@ -314,8 +314,9 @@ class AlibiModel(Model):
             )
         return notes
 
-    def words(self, scaling: Scaling, config: Config) -> Words:
-        return alibi_words(self.family, scaling, config)
+    @property
+    def words(self) -> Words:
+        return alibi_words(self.family, self.scaling, self.config)
 
 
 def named_labels(config: Config) -> dict[str, Any]:

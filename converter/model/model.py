@@ -110,9 +110,10 @@ class Model(ABC):
     def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
         """A result's config.json, without what ``stored_in`` adds; ``limit`` is the input limit in tokens."""
 
+    @property
     @abstractmethod
-    def words(self, scaling: Scaling, config: Config) -> Words:
-        """The texts for a result's card; ``config`` is the result's."""
+    def words(self) -> Words:
+        """The texts for a result's card."""
 
     # What only one of them has.
 

@@ -208,7 +208,6 @@ def describe(
     repository: Model,
     *,
     origin: Origin,
-    words: Words,
     tokenizer: Tokenizer,
     sentence_encoder: bool | None,
     weights: Weights,
@@ -222,7 +221,7 @@ def describe(
     """The card of a converted repository, Markdown; its examples load the model from ``place``."""
     import yaml
 
-    scaling = repository.scaling
+    scaling, words = repository.scaling, repository.words
     scaled = scaling.scaled
     limit = _input_limit(repository)
     embeds, pooling = sentence_encoder, ""

@@ -120,7 +120,7 @@ class AlibiAttention(nn.Module):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, channels: Channels
     ) -> torch.Tensor:
-        """The heads' outputs [T, H * D] of queries [T, H * D], and keys and values of H or fewer (grouped)."""
+        """The heads' outputs, [T, H * D], as the query; key and value may have fewer heads (grouped)."""
         if channels.factors is not None:
             states = query.unflatten(-1, (self.heads, self.size)) * channels.factors[self.row]
             query = states.to(query.dtype).flatten(-2)

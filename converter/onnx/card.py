@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from converter.onnx.describe import Description
     from converter.onnx.report import ValidationReport
 
-TITLE = "ONNX"
 PROFILES = """
 Profile `ort`: operators of onnxruntime; caches are [batch, heads, length, head size + 8, rounded up to a
 multiple of 8], and past and present may share one buffer. Profile `portable`: standard ONNX operators, and

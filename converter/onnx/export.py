@@ -15,7 +15,7 @@ from converter.errors import OutputError, SourceError, ValidationError
 from converter.families.family import TASKS
 from converter.interrupts import held
 from converter.model.alibi import AlibiModel
-from converter.onnx.card import TITLE, section
+from converter.onnx.card import section
 from converter.onnx.files import (
     BYTES,
     FLOAT32_GRAPH,
@@ -32,7 +32,7 @@ from converter.onnx.files import (
 from converter.onnx.options import INTEGER, OnnxOptions
 from converter.onnx.requirements import check_installed, for_task, graph_pooling
 from converter.result import manifest
-from converter.result.card import with_section
+from converter.result.card import GRAPHS, with_section
 from converter.result.converted import open_converted
 from converter.result.staging import check_space, workspace
 from converter.source.sentence_transformers import Pooling
@@ -163,7 +163,7 @@ def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Itera
     # A card in the Hub's cache is a link to a file that others share, so it is replaced and not written to.
     if (folder / CARD).is_file():
         text = (folder / CARD).read_text(encoding="utf-8", errors="surrogateescape")
-        text = with_section(text, TITLE, about)
+        text = with_section(text, GRAPHS, about)
         (work / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
         moved.append(CARD)
     with held():

@@ -19,7 +19,7 @@ from converter.model.model import Model
 from converter.model.words import Words
 from converter.scaling.scaling import DYNAMIC_REACH
 from converter.source.hub import is_hub_id, is_repo_id
-from converter.source.source import CARD
+from converter.source.source import CARD, plain_text
 from converter.source.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -245,16 +245,16 @@ def describe(
         more += _serve(repository, place, EMBEDS.format(pooling=pooling) if embeds else "")
         more += LORA.format(names=json.dumps(repository.linear_layers))
     body = BODY.format(
-        name=_plain(origin.name),
+        name=plain_text(origin.name),
         title=f"{scaling.method} {words.kind} scaling" if scaled else f"unscaled {words.kind}",
-        source=_plain(origin.name),
+        source=plain_text(origin.name),
         link=f"https://huggingface.co/{origin.base_model}" if origin.base_model else "#how-it-was-made",
         scaled=words.scaled,
         changed=changed,
         scaling=scaling,
         train_length=f"{repository.trained.tokens} tokens" if repository.trained.tokens else "not known",
         limit="" if limit is None else f"| input limit | texts are cut after {limit} tokens |\n",
-        commit=f"`{_plain(origin.commit)}`" if origin.commit else "(local folder)",
+        commit=f"`{plain_text(origin.commit)}`" if origin.commit else "(local folder)",
         picture=SHOWN.format(title=words.kind) if picture else "",
         install=_install(tokenizer, sentences=bool(use and SENTENCE_ENCODER in use)) if words.code else "",
         load=_load(words, tokenizer, place),
@@ -393,10 +393,6 @@ def _hub_ids(names: str | list[str] | None) -> str | list[str] | None:
     """Hub ids as a card gives them; None if there are none, or names of folders among them."""
     listed = [names] if isinstance(names, str) else names or []
     return names if listed and all(map(is_repo_id, listed)) else None
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^\w./ -]", "_", text)
 
 
 def _install(tokenizer: Tokenizer, *, sentences: bool) -> str:

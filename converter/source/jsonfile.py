@@ -27,9 +27,9 @@ POINTER = b"version https://git-lfs"
 """The start of the text that a clone has in the place of a large file."""
 
 
-def read_object(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
-    """The JSON object in ``path``, or a ``SourceError`` that ends with ``remedy``; see ``parse``."""
-    return parse_object(read_bytes(path), path.name, remedy)
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``, or a ``SourceError``; see ``parse``."""
+    return parse_object(read_bytes(path), path.name)
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:

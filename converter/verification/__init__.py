@@ -49,18 +49,19 @@ def verify(
     is its folder, for its tokenizer, None if it is not at hand. ``passed`` gets each check that passes.
     Raises ``VerificationError`` for the first check that fails, or a model that cannot be built or run.
     """
+    passed = [] if passed is None else passed
     try:
         # The bar comes first, because loading torch and transformers takes seconds.
         with steps("verifying", CHECKS, show=progress) as bar, unlogged(), one_thread():
             if isinstance(model, AlibiModel):
                 config = model.source_config if source_config is None else source_config
-                return _verify_alibi(model, config, source, [] if passed is None else passed, bar)
+                return _verify_alibi(model, config, source, passed, bar)
             assert isinstance(model, RotaryModel)
             from converter.verification import rotary
 
-            checks = rotary.verify(model, [] if passed is None else passed)
+            rotary.verify(model, passed)
             bar(CHECKS)
-            return checks
+            return passed
     except ConverterError:
         raise
     except Exception as error:  # building a model from a bad config value can raise anything

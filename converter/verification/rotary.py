@@ -22,7 +22,7 @@ from converter.verification.tensors import fits
 TOLERANCE = 2e-5
 
 
-def verify(converted: RotaryModel, passed: list[Check]) -> list[Check]:
+def verify(converted: RotaryModel, passed: list[Check]) -> None:
     """Runs all checks; ``passed`` gets each that passes, see ``converter.verification.verify``."""
     import transformers
 
@@ -39,7 +39,6 @@ def verify(converted: RotaryModel, passed: list[Check]) -> list[Check]:
         model = model_class(config)(config)
     passed.append(check_tensors(model, converted))
     passed.append(check_frequencies(model, converted))
-    return passed
 
 
 def model_class(config: Any) -> Any:

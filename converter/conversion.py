@@ -50,7 +50,6 @@ class ConversionResult:
     input_limit: int | None
     """Of an encoder: the tokens after which programs cut a text; None if that is as in the source."""
     overrides: Mapping[str, Any]
-    """The given values for keys of the source's config."""
     files: Mapping[str, int | None]
     """File -> bytes. In a dry run, None where the size is not known, and for weights the source's size."""
     weights: Mapping[str, int]

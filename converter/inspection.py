@@ -85,7 +85,6 @@ class Inspection:
     input_limit: int | None
     """Of an encoder with a scaling: the tokens after which programs cut a text."""
     overrides: Mapping[str, Any]
-    """The given values for keys of the source's config."""
     alibi_scaling: dict[str, Any] | None
     """The scaling in the config, or the one that ``convert`` would write there."""
     by_default: bool

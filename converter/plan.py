@@ -103,7 +103,6 @@ class Plan:
         return sum(size or 0 for size in self.weights.values())
 
     def other_bytes(self) -> int:
-        """Bytes reserved for everything but the weights."""
         return SMALL + sum(size or 0 for size in self.copied.values())
 
     def check_download(self, place: Path) -> None:

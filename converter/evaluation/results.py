@@ -122,14 +122,11 @@ class Measurement:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the comparison shows; None without one."""
         return None if self.comparison is None else self.comparison.verdict(self.metric, self.items)
 
 
 @dataclass(frozen=True)
 class Results:
-    """All measurements of one run."""
-
     measurements: Sequence[Measurement]
     models: Mapping[str, Mapping[str, Any]]
     """Name of the model -> its family, commit, train_length, parameters, dtype and so on."""

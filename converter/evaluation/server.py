@@ -74,7 +74,6 @@ class Served:
     concurrency: int
     neutral: dict[str, float]
     scales: str = "not checked"
-    """Whether the server scales."""
     mask: int | None = None
 
     def complete(

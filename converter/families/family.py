@@ -156,7 +156,6 @@ class Family:
         return Geometry(heads, head_dim(width, heads), layers, self.kv_heads(config, heads))
 
     def stock_slopes(self, config: Config) -> Slopes:
-        """The slopes the checkpoint was trained with, one per head."""
         return self.trained_slopes(config, self.geometry(config).num_heads)
 
     def normalise(self, config: Config) -> dict[str, Any]:
@@ -217,7 +216,6 @@ class Family:
 
     @property
     def heads(self) -> Mapping[str, str]:
-        """The entry of ``HEADS`` for this kind of model."""
         return HEADS[self.kind]
 
     @property

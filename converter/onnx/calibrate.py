@@ -167,13 +167,9 @@ def gptq(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Algorithm 1 of the paper, with a scale and a zero point for each block of ``BLOCK`` inputs.
 
-    Args:
-        weight: float32 [outputs, inputs].
-        products: the sum of x xᵀ over the inputs x, float32 [inputs, inputs]; is overwritten.
-        dtype: the scales are numbers of this dtype.
-
-    Returns:
-        Numbers 0 to 15, uint8 [outputs, inputs]; scales, float32, and zero points, uint8 [outputs, blocks].
+    The weight is float32 [outputs, inputs]; ``products``, which is overwritten, is the sum of x xᵀ over the
+    inputs x, float32 [inputs, inputs]; the scales are numbers of ``dtype``. Returns the numbers 0 to 15,
+    uint8 [outputs, inputs]; scales, float32, and zero points, uint8 [outputs, blocks].
     """
     left = weight.T.contiguous().clone()  # [inputs, outputs]: what is still to be rounded
     inputs, outputs = left.shape

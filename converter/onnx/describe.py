@@ -31,7 +31,6 @@ class Description:
     dtype: str
     last_logits: bool
     standalone: bool
-    """Whether it has its own copy of the weights."""
     alibi_scaling: Any
     """As config.json has it."""
     task: str | None = None

@@ -35,12 +35,10 @@ Value = ir.Value
 
 
 class Graph:
-    """Nodes are added in the order in which they run.
+    """Nodes are added in the order in which they run; it computes in FLOAT, FLOAT16 or BFLOAT16.
 
-    Args:
-        dtype: what the graph computes in: FLOAT, FLOAT16 or BFLOAT16.
-        widened: use float32 in place of bfloat16, of which only stored weights are left. onnxruntime's CPU
-            provider has no kernels for bfloat16; this way it runs everything except their rounding.
+    ``widened``: use float32 in place of bfloat16, of which only stored weights are left. onnxruntime's CPU
+    provider has no kernels for bfloat16; this way it runs everything except their rounding.
     """
 
     def __init__(self, dtype: ir.DataType, *, widened: bool = False):

@@ -82,7 +82,6 @@ class GraphReport:
         return None
 
     def __str__(self) -> str:
-        """In one line."""
         places = ", ".join(place.provider for place in self.providers)
         return self.failure or f"gives what the model gives, on {places}; run: {self.extent}"
 
@@ -105,7 +104,6 @@ class ValidationReport:
         return next((f"{each.file}: {each.failure}" for each in self.graphs if each.failure), None)
 
     def summary(self) -> str:
-        """The checks of each graph, and where it ran, for people."""
         lines = []
         for graph in self.graphs:
             lines.append(f"{graph.file}: {graph.profile}, {graph.dtype}; run: {graph.extent}")

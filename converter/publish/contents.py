@@ -30,8 +30,6 @@ UNLISTED = (*manifest.UNLISTED, REPORT)
 
 @dataclass(frozen=True)
 class Contents:
-    """A converted repository."""
-
     repository: Model
     files: Mapping[str, int]
     """Every file that belongs to it, relative to its folder -> bytes."""

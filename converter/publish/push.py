@@ -59,7 +59,6 @@ class PushResult:
     changed: Sequence[str]
     """Files that the commit added or replaced; empty if the Hub had all of them."""
     deleted: Sequence[str]
-    """Files that the commit removed."""
     kept: Sequence[str]
     """Files that stay as they are on the Hub, because somebody wrote them by hand."""
     stale: Sequence[str]

@@ -107,8 +107,7 @@ class ScalingOptions(TypedDict, total=False):
 class Request:
     """The scaling options of the command line and of the Python API, checked against each other.
 
-    Raises:
-        UsageError: an option or a combination is invalid; the message names it and what to give instead.
+    ``UsageError`` names an invalid option or combination, and what to give instead.
     """
 
     method: Method | None = None

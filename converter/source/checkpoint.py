@@ -74,7 +74,6 @@ class Checkpoint:
     files: Mapping[str, int]
     """Name -> size in bytes, in the order of the shards."""
     index: str | None
-    """Name of the index file, if the checkpoint has one."""
     weight_map: Mapping[str, str] = field(default_factory=dict)
     """Tensor -> file, from the index; empty without an index. Tied tensors may be listed and not stored."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)

@@ -144,15 +144,9 @@ class SelfAttention(nn.Module):
     """The projections around ``AlibiAttention``.
 
     Each process has its heads of the fused projection. Its outputs are all queries, all keys, all values, or
-    else query, key and value of each head together.
-
-    Args:
-        fused: name of the fused projection, as stored.
-        output: name of the output projection, as stored.
-        bias: whether both have a bias.
-        by_head: whether the fused projection stores query, key and value of each head together.
-        norms: norms over all queries and over all keys, which are stored as ``q_ln`` and ``k_ln``.
-        clip: bound of queries, keys and values.
+    else query, key and value of each head together (``by_head``). ``fused`` and ``output`` are the stored
+    names of the projections, ``norms`` are over all queries and over all keys, stored as ``q_ln`` and
+    ``k_ln``, and ``clip`` bounds queries, keys and values.
     """
 
     def __init__(

@@ -69,9 +69,8 @@ class Output(nn.Module):
 class SelfAttention(nn.Module):
     """Queries, keys and values of this process's heads, and their attention.
 
-    Args:
-        fused: name of the projection, as stored or as ``Model.stored`` names it.
-        norms: whether queries and keys are normalised over the whole width, before the split into heads.
+    ``fused`` names the projection, as stored or as ``Model.stored`` does. With ``norms``, queries and keys
+    are normalised over the whole width, before the split into heads.
     """
 
     def __init__(self, setup: Setup, layer: int, fused: str, prefix: str, *, norms: bool = False):

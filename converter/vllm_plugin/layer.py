@@ -49,10 +49,7 @@ class Layer(nn.Module):
 class MLP(nn.Module):
     """``down(activation(up(x)))``, or ``down(activation(gate(x)) * up(x))``.
 
-    Args:
-        up, down, gate: names of the projections, as stored; None for an MLP without a gate.
-        width: between the projections.
-        bias: whether all of them have a bias.
+    ``up``, ``down`` and ``gate`` are the stored names of the projections, and ``width`` is between them.
     """
 
     def __init__(

@@ -63,5 +63,4 @@ class Scan:
 
 
 def not_finite(name: str, file: str, remedy: str = DAMAGED) -> SourceError:
-    """The error for a tensor with such values."""
     return SourceError(f"the tensor {name!r} in {file} has values that are NaN or infinite; {remedy}")

@@ -130,11 +130,9 @@ class Retrieval(ABC):
 
     @abstractmethod
     def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
-        """How good a ranking is, from 0 to 1.
+        """How good a ranking is, from 0 to 1; ``grades``: relevant document -> its grade.
 
-        Args:
-            ranked: at least the ten best documents, best first, if there are as many.
-            grades: relevant document -> its grade.
+        ``ranked`` has at least the ten best documents, best first, if there are as many.
         """
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 VERIFIED = {"alibi": ("tensors", "slopes", "paths", "loading"), "rotary": ("tensors", "frequencies")}
 """The names of what verification checks, in order."""
-REMEDY = "convert an earlier save of it"
 AS_WRITTEN = f"all {{}} files in {manifest.MANIFEST} are as they were written"
 MARKS = {True: "ok", False: "FAILED", None: "not run"}
 
@@ -146,7 +145,7 @@ def compare_files(model: Model, *, progress: bool = False) -> dict[str, str]:
     found = {}
     with byte_bar("reading files", total, show=progress) as advance:
         for name, entry in listed.items():
-            look = bool if entry.sha256 else model.scan(name, REMEDY)
+            look = bool if entry.sha256 else model.scan(name, "convert an earlier save of it")
             found[name] = sha256(folder / name, advance, look=look)
             if entry.sha256 not in (None, found[name]):
                 raise SourceError(

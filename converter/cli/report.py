@@ -49,7 +49,7 @@ def plan(result: ConversionResult) -> str:
     for key, (before, after) in result.config_changes.items():
         lines += [f"- {key}: {json.dumps(before)}"] if before is not None else []
         lines += [f"+ {key}: {json.dumps(after)}"] if after is not None else []
-    more = [*_notes(result), *_limit(result.input_limit)]
+    more = _remarks(result)
     lines += ["", *more] if more else []
     return "\n".join(lines)
 
@@ -64,17 +64,14 @@ def summary(result: ConversionResult, *, verbose: bool) -> str:
         *_sizes(result, verbose=verbose),
     ]
     lines += _checked(result) or ["not verified (--no-verify)"]
-    lines += [*_notes(result), *_limit(result.input_limit)]
+    lines += _remarks(result)
     how = "load it with an Auto class and trust_remote_code=True; other classes may run it unscaled"
     return "\n".join([*lines, "load it like the source; only config.json differs" if result.rotary else how])
 
 
-def _limit(tokens: int | None) -> list[str]:
-    return [] if tokens is None else [f"texts are cut after {tokens} tokens; --max-length N changes that"]
-
-
-def _notes(result: ConversionResult) -> list[str]:
-    return [f"note: {note}" for note in result.notes]
+def _remarks(result: ConversionResult) -> list[str]:
+    limit = f"texts are cut after {result.input_limit} tokens; --max-length N changes that"
+    return [*(f"note: {note}" for note in result.notes), *[limit] * (result.input_limit is not None)]
 
 
 def _checked(result: ConversionResult | PushResult) -> list[str]:

@@ -36,9 +36,6 @@ from converter.source.checkpoint import Tensor
 PACKED = "packed_projections"
 """Key of a converted config: whether key and value share one stored tensor, and gate and up another."""
 
-FINAL_BIAS = "final_norm_bias"
-"""Key of a converted config: whether the last norm has a bias."""
-
 
 def claims(config: Config) -> bool:
     """Whether it has Refact's model_type or, as in the first revision, StarCoder's with Refact's class."""
@@ -62,7 +59,7 @@ def rewrite(config: dict[str, Any]) -> dict[str, Any]:
 def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:  # noqa: ARG001 -- the signature of Family.fit
     """Which of the two layouts is stored, and whether the last norm has a bias."""
     packed = not any(name.endswith("attn.k.weight") for name in tensors)
-    return {PACKED: packed, FINAL_BIAS: "ln_f.bias" in tensors}
+    return {PACKED: packed, "final_norm_bias": "ln_f.bias" in tensors}
 
 
 FAMILY = Family(

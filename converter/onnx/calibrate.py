@@ -30,8 +30,6 @@ from converter.verification.patched import Patched, build
 
 WINDOW, WINDOWS = 512, 64
 """Tokens in a window of the text, and the most windows."""
-LEVELS = 15
-"""The largest number of 4 bits."""
 DAMPING = 0.01
 """What is added to the inputs' products, in parts of the mean of their squares (section 3.3 of the paper)."""
 BAND = 128
@@ -186,7 +184,7 @@ def gptq(
                 scales, zeros = (torch.from_numpy(part) for part in block_steps(block, 4, dtype))
                 all_scales.append(scales)
                 all_zeros.append(zeros)
-            found = (left[index] / scales + zeros).round_().clamp_(0, LEVELS)
+            found = (left[index] / scales + zeros).round_().clamp_(0, 15)
             numbers[index] = found
             error = (left[index] - (found - zeros) * scales) / factor[index, index]
             left[index + 1 : stop].addr_(factor[index, index + 1 : stop], error, alpha=-1)

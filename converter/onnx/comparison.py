@@ -44,7 +44,6 @@ from converter.source.sentence_transformers import SENTENCES
 
 Array = NDArray[Any]
 ONE_BUFFER = "past and present in one buffer"
-WIDENED = "in float32, since the CPU provider has no bfloat16 kernels"
 
 
 def run(
@@ -203,7 +202,8 @@ class GraphRun:
                 events = profiled.ran()
                 ran = counted(events)
                 checks.append(check_placement(events, provider, case.mask.size))
-        return ProviderReport(provider, ran, tolerance, checks, WIDENED if widened else None)
+        note = "in float32, since the CPU provider has no bfloat16 kernels" if widened else None
+        return ProviderReport(provider, ran, tolerance, checks, note)
 
     def open(self, provider: str, scope: Extent, *, widened: bool, profile: Path | None = None) -> Session:
         """A session of the graph's file, or of one that is built again because the file cannot be run."""

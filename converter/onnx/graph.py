@@ -19,7 +19,6 @@ from converter.progress import byte_bar
 
 OPSET = 21
 """Of the standard operators; Gelu needs 20 at least."""
-IR_VERSION = 10
 EMBEDDINGS, HEAD = "embeddings", "head"
 """Scopes of the nodes before the layers and after them."""
 ORT = "com.microsoft"
@@ -203,7 +202,7 @@ class Graph:
             self.main.opset_imports.pop(ORT, None)
         return ir.Model(
             self.main,
-            ir_version=IR_VERSION,
+            ir_version=10,
             producer_name="ntk-convert",
             producer_version=__version__,
             metadata_props=dict(metadata or {}),

@@ -44,8 +44,6 @@ FALSE_TAGS = {
     "custom_code",
 }
 """Tags of the source that do not hold for the converted model."""
-DERIVED = "base_model:"
-"""The start of tags that the Hub makes from ``base_model``, and peft writes for an adapter."""
 LOCAL = re.compile(r"(?:^|[:\s])(?:file:|~?/[\w.]|\\\\\w|[A-Za-z]:[\\/]\w)")
 """Finds a path on the disk of the machine that wrote a card, which may be private."""
 SENTENCES, SIMILARITY = "sentence-transformers", "sentence-similarity"
@@ -153,8 +151,6 @@ EMBEDS = """\
 * text-embeddings-inference runs its ONNX graph, on a CPU. In a copy of this repository, write it with
   `ntk-convert export . --onnx-standalone --onnx-dtype fp32 --pooled{pooling}`.
 """
-UNSERVED = "ForQuestionAnswering"
-"""How the name of the class ends that the plugin for vLLM does not have."""
 REFUSED = "## Serve\n\nvLLM cannot serve this model: {why}.\n\n"
 LENGTH_DYNAMIC = (
     "its scaling is length-dynamic, so every new token changes the keys of all tokens before it. Convert the "
@@ -354,7 +350,8 @@ def _metadata(
         tag = SIMILARITY if of_sentences else words.task
     tags = known["tags"] or []
     tags = [tags] if isinstance(tags, str) else tags
-    kept = [tag for tag in tags if tag.lower() not in FALSE_TAGS and not tag.startswith(DERIVED)]
+    # The Hub makes some tags from ``base_model``, and peft writes them for an adapter.
+    kept = [tag for tag in tags if tag.lower() not in FALSE_TAGS and not tag.startswith("base_model:")]
     made = {
         "pipeline_tag": tag,
         "base_model": parent,
@@ -447,7 +444,7 @@ def _serve(repository: Model, place: str, embeds: str) -> str:
 
 def _serve_with_vllm(repository: Model, place: str) -> str:
     [name] = repository.config["architectures"]
-    if name.endswith(UNSERVED):
+    if name.endswith("ForQuestionAnswering"):
         return REFUSED.format(why=f"the plugin of ntk-convert has no `{name}`")
     scaling = repository.scaling
     if repository.decoder and scaling.dynamic == "length":

@@ -22,7 +22,6 @@ from converter.verification.patched import Patched, templates
 
 BLOCK = 1 << 16
 """Characters that are tokenised at once."""
-PACKED = ".gz"
 MOST_UNKNOWN = 0.25
 """Of the tokens. Proteins are unknown to a model of DNA, and so are the stretches of N in a genome."""
 
@@ -49,7 +48,7 @@ def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
 def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int) -> NDArray[np.int64]:
     """The first windows of some UTF-8 files, read as one text: token ids, int64 [at most count, length].
 
-    Files are packed with gzip if their names end in ``PACKED``. No special tokens are added. Raises
+    Files are packed with gzip if their names end in .gz. No special tokens are added. Raises
     ``UsageError`` for a file that cannot be read, text too short for one window, or text of which the
     tokenizer does not know too much.
     """
@@ -75,7 +74,7 @@ def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int)
 def _blocks(files: Sequence[Path]) -> Iterator[str]:
     """The text of all files in blocks."""
     for path in files:
-        packed = path.suffix.lower() == PACKED
+        packed = path.suffix.lower() == ".gz"
         try:
             # Text that begins with a byte order mark is UTF-8 too.
             with (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig") as file:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from converter.model.open import SourceOptions
 
-CONCURRENCY = 4
 SECONDS, RETRIES = 600.0, 4
 """Of one request: the time limit, and how often the client repeats it after a failure that may pass."""
 NEUTRAL = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
@@ -209,7 +208,7 @@ def open_served(
         import openai
     except ImportError as error:
         raise MissingPackage("`server` needs OpenAI's client: pip install openai") from error
-    concurrency = CONCURRENCY if concurrency is None else concurrency
+    concurrency = 4 if concurrency is None else concurrency
     if concurrency < 1:
         raise UsageError(f"`concurrency` {concurrency} is out of range; give at least 1")
     address, url = _addresses(server)

@@ -131,12 +131,12 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
             # Of two graphs, the second one computes in float32, for CPUs.
             config = genai_config(repository, file_name=[*graphs][-1])
             note = None if "eos_token_id" in config["model"] else NEVER_ENDS
-            (work / GENAI).write_text(as_json(config), encoding="utf-8")
+            (work / GENAI).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             names.append(GENAI)
         elif served_by_genai(place) in graphs:
             obsolete.append(GENAI)
         if report is not None:
-            (work / REPORT).write_text(as_json(report.to_json()), encoding="utf-8")
+            (work / REPORT).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
             names.append(REPORT)
         else:
             obsolete.append(REPORT)  # it is about a graph that is replaced now
@@ -231,10 +231,6 @@ def write_graphs(
         progress=progress,
     )
     return {name: description}
-
-
-def as_json(content: Any) -> str:
-    return json.dumps(content, indent=2) + "\n"
 
 
 def check_others(folder: Path, names: Iterable[str]) -> dict[str, Description]:

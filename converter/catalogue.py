@@ -17,7 +17,6 @@ class Entry:
 
     name: str
     title: str
-    """Name for people."""
     positions: Literal["alibi", "rotary"]
     kind: Literal["decoder", "encoder"]
     recognised_by: str
@@ -25,7 +24,6 @@ class Entry:
     heads: tuple[str, ...]
     """How the classes end that a source may have; empty where transformers' own classes are kept."""
     examples: tuple[str, ...]
-    """Hub ids."""
     train_lengths: dict[str, int]
     """Hub id -> trained length in tokens, of the known checkpoints whose length is known."""
     checkpoints: tuple[Trained, ...]
@@ -34,7 +32,6 @@ class Entry:
     """Whether a graph can be exported."""
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         return asdict(self)
 
 

@@ -105,6 +105,14 @@ def count(config: Config, *names: str, default: int | None = None) -> int:
     return result
 
 
+def inner(config: Config, key: str) -> Config:
+    """An object in the config, empty if it has none, or a ``SourceError``."""
+    found = config.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise SourceError(f"config.json: {key} is {found!r}, not an object")
+    return found or {}
+
+
 def head_dim(hidden_size: int, num_heads: int) -> int:
     """``hidden_size / num_heads``, or a ``SourceError`` if that is not a whole number."""
     if hidden_size % num_heads:
@@ -188,15 +196,11 @@ def read_provenance(config: Config) -> Provenance | None:
         return None
     if not isinstance(entry, Mapping):
         raise _damaged("is", entry, "an object")
-    for key, fits, kind in (
-        ("source", str, "a string"),
-        ("commit", str, "a string"),
-        ("subfolder", str, "a string"),
-        (ROTARY, Mapping, "an object"),
-        (OVERRIDES, Mapping, "an object"),
-        (STEP, Mapping, "an object"),
-        ("limits", Mapping, "an object"),
-    ):
+    kinds = {
+        **dict.fromkeys(("source", "commit", "subfolder"), (str, "a string")),
+        **dict.fromkeys((ROTARY, OVERRIDES, STEP, "limits"), (Mapping, "an object")),
+    }
+    for key, (fits, kind) in kinds.items():
         if entry.get(key) is not None and not isinstance(entry[key], fits):
             raise _damaged(f"has {key}", entry[key], kind)
     length, rotary = entry.get("train_length"), entry.get(ROTARY)

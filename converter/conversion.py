@@ -50,7 +50,6 @@ class ConversionResult:
     input_limit: int | None
     """Of an encoder: the tokens after which programs cut a text; None if that is as in the source."""
     overrides: Mapping[str, Any]
-    """The given values for keys of the source's config."""
     files: Mapping[str, int | None]
     """File -> bytes. In a dry run, None where the size is not known, and for weights the source's size."""
     weights: Mapping[str, int]
@@ -66,7 +65,6 @@ class ConversionResult:
     dry_run: bool
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         plain = {name: value for name, value in vars(self).items() if name not in ("scaling", "overrides")}
         changed = self.config_changes.items()
         return {
@@ -77,7 +75,7 @@ class ConversionResult:
             "rotary": asdict(self.rotary) if self.rotary else None,
             "set": dict(self.overrides),
             "config_changes": {key: {"before": before, "after": after} for key, (before, after) in changed},
-            "checks": [check.to_json() for check in self.checks],
+            "checks": list(map(asdict, self.checks)),
             "seconds": round(self.seconds, 3),
         }
 
@@ -94,7 +92,6 @@ class Conversion:
     started: float
 
     def preview(self) -> ConversionResult:
-        """What would be written."""
         files = self.plan.files(picture=self.verify and self.plan.scaling.scaled)
         return self._result(files)
 
@@ -124,7 +121,10 @@ class Conversion:
 
                 checks = check(written.model, plan.model.source_config, source.folder, progress=progress)
             _write_card(plan, written, checks, f"./{place.name}")
-            files = _list_files(folder, written)
+            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+            weights = written.model.checkpoint.files
+            manifest.write(folder, names, {name: written.digests.get(name) for name in weights})
+            files = {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
         return self._result(files, written, checks)
 
     def _result(
@@ -265,7 +265,6 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
     text = describe(
         repository,
         origin=origin,
-        words=model.words(plan.scaling, repository.config),
         tokenizer=model.tokenizer,
         sentence_encoder=model.nested.sentence_encoder,
         weights=written.weights_are,
@@ -279,14 +278,6 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
     if model.converted:
         text = with_kept_text(text, origin.card)
     (repository.folder / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
-
-
-def _list_files(folder: Path, written: Written) -> dict[str, int | None]:
-    """Writes the manifest of a finished repository; returns all files and their sizes in bytes."""
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    weights = written.model.checkpoint.files
-    manifest.write(folder, names, {name: written.digests.get(name) for name in weights})
-    return {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
 
 
 def _changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:

@@ -63,8 +63,6 @@ class Needs:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The description of a checkpoint."""
-
     source: str
     commit: str | None
     family: str
@@ -87,7 +85,6 @@ class Inspection:
     input_limit: int | None
     """Of an encoder with a scaling: the tokens after which programs cut a text."""
     overrides: Mapping[str, Any]
-    """The given values for keys of the source's config."""
     alibi_scaling: dict[str, Any] | None
     """The scaling in the config, or the one that ``convert`` would write there."""
     by_default: bool
@@ -104,7 +101,6 @@ class Inspection:
     needs: Needs
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         values = asdict(self)
         return {"set" if name == "overrides" else name: value for name, value in values.items()}
 

@@ -49,15 +49,6 @@ def out_path(out: str | Path) -> Path:
     return place
 
 
-def check_parents(place: Path, out: str | Path) -> None:
-    """Raises ``OutputError`` if a folder cannot be made at ``place``; its missing parents can be made too."""
-    above = next(parent for parent in place.parents if os.path.lexists(parent))
-    if not above.is_dir():
-        raise OutputError(f"`out` {out} lies below {above.name}, which is not a folder; name another one")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to write in {above}; change `out` {out}")
-
-
 def name_output(error: BaseException, place: Path) -> None:
     """Lets a failed write say where it was, which it does not know: files are written by descriptor."""
     if isinstance(error, OSError) and error.filename is None and error.errno not in (None, errno.EIO):

@@ -57,7 +57,6 @@ class Plan:
     rewritten: Mapping[str, Any]
     """Small JSON files that are not copied unchanged, and their new content."""
     order: Order
-    """How to write the weights."""
     asked_dtype: Dtype | None
     """The dtype that the user gave; ``order`` has it unless the weights have it already."""
     base_model: str | None
@@ -104,7 +103,6 @@ class Plan:
         return sum(size or 0 for size in self.weights.values())
 
     def other_bytes(self) -> int:
-        """Bytes reserved for everything but the weights."""
         return SMALL + sum(size or 0 for size in self.copied.values())
 
     def check_download(self, place: Path) -> None:
@@ -296,8 +294,6 @@ def _loads_as_float16(model: Model, config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Written:
-    """What ``write`` wrote."""
-
     model: Model
     weights: Mapping[str, int]
     """How weight files were written -> number of files; see ``ConversionResult.weights``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,17 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
-from transformers.utils import logging
 
 from converter.errors import SourceError, UsageError, reason
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
+from converter.verification import unlogged
 from converter.verification.patched import Patched, templates
 
 BLOCK = 1 << 16
 """Characters that are tokenised at once."""
-PACKED = ".gz"
 MOST_UNKNOWN = 0.25
 """Of the tokens. Proteins are unknown to a model of DNA, and so are the stretches of N in a genome."""
 
@@ -36,7 +34,7 @@ def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
     """
     try:
         ours = our_class(open_folder(folder).object(TOKENIZER_CONFIG))
-        with quiet():
+        with unlogged():
             if ours is not None:
                 with templates() as load:
                     return getattr(load(TEMPLATE.removesuffix(".py")), ours).from_pretrained(folder)
@@ -47,24 +45,10 @@ def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
         raise SourceError(f"the tokenizer of {name} does not load ({reason(error)})") from error
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hides transformers' progress bars and warnings, which would name temporary folders."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
 def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int) -> NDArray[np.int64]:
     """The first windows of some UTF-8 files, read as one text: token ids, int64 [at most count, length].
 
-    Files are packed with gzip if their names end in ``PACKED``. No special tokens are added. Raises
+    Files are packed with gzip if their names end in .gz. No special tokens are added. Raises
     ``UsageError`` for a file that cannot be read, text too short for one window, or text of which the
     tokenizer does not know too much.
     """
@@ -90,7 +74,7 @@ def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int)
 def _blocks(files: Sequence[Path]) -> Iterator[str]:
     """The text of all files in blocks."""
     for path in files:
-        packed = path.suffix.lower() == PACKED
+        packed = path.suffix.lower() == ".gz"
         try:
             # Text that begins with a byte order mark is UTF-8 too.
             with (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig") as file:

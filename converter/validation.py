@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 
 VERIFIED = {"alibi": ("tensors", "slopes", "paths", "loading"), "rotary": ("tensors", "frequencies")}
 """The names of what verification checks, in order."""
-REMEDY = "convert an earlier save of it"
+AS_WRITTEN = f"all {{}} files in {manifest.MANIFEST} are as they were written"
 MARKS = {True: "ok", False: "FAILED", None: "not run"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One check of a validation."""
-
     name: str
     passed: bool | None
     """None if it was not run, since a check that it depends on failed."""
@@ -46,8 +44,6 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Validation:
-    """What was checked of a converted repository."""
-
     path: Path
     outcomes: Sequence[Outcome]
     graphs: ValidationReport | None
@@ -69,7 +65,6 @@ class Validation:
             raise ValidationError(self.failure)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         return {
             "path": str(self.path),
             "passed": self.passed,
@@ -103,7 +98,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     if graphs:
         check_installed()
     outcomes = [
-        _tried("files", lambda: _as_written(model, progress=progress)),
+        _tried("files", lambda: AS_WRITTEN.format(len(compare_files(model, progress=progress)))),
         _tried("code", lambda: check_safe_code(model)),
     ]
     passed: list[Check] = []
@@ -143,24 +138,21 @@ def compare_files(model: Model, *, progress: bool = False) -> dict[str, str]:
     folder, listed = model.folder, manifest.read(model.folder)
     gone = [name for name in listed if not (folder / name).is_file()]
     if gone:
-        raise SourceError(f"{folder} lacks {gone[0]}, which was written there; put it back, or convert again")
+        raise SourceError(
+            f"{folder} lacks {gone[0]}, which was written there; put it back, or convert or export again"
+        )
     total = sum((folder / name).stat().st_size for name in listed)
     found = {}
     with byte_bar("reading files", total, show=progress) as advance:
         for name, entry in listed.items():
-            look = bool if entry.sha256 else model.scan(name, REMEDY)
+            look = bool if entry.sha256 else model.scan(name, "convert an earlier save of it")
             found[name] = sha256(folder / name, advance, look=look)
-    manifest.check_digests(
-        {name: entry.sha256 for name, entry in listed.items()},
-        found,
-        remedy=f"{manifest.AGAIN.format(folder)}, otherwise put it back, or convert or export again",
-    )
+            if entry.sha256 not in (None, found[name]):
+                raise SourceError(
+                    f"{name} is not as the conversion or export wrote it, so nobody has verified it; "
+                    f"{manifest.AGAIN.format(folder)}, otherwise put it back, or convert or export again"
+                )
     return found
-
-
-def _as_written(model: Model, *, progress: bool) -> str:
-    found = compare_files(model, progress=progress)
-    return f"all {len(found)} files in {manifest.MANIFEST} are as they were written"
 
 
 def check_safe_code(model: Model) -> str:

@@ -6,6 +6,7 @@ They are found by their usual spellings, so this is a hint and no proof. What it
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from importlib.util import find_spec
@@ -13,7 +14,8 @@ from pathlib import Path
 
 from converter.families import FAMILIES
 from converter.families.checks import QUANTISED_KEYS
-from converter.families.templates import config_keys
+from converter.families.family import Family
+from converter.families.templates import templates_folder
 from converter.source import keys
 
 MODULES = {
@@ -49,6 +51,18 @@ my_configuration.json get_text_config model_name requirements sentence_transform
 tokenizer_config_file added_tokens_file
 """
 """What source and result have alike, what is of other kinds of models, and what is no key at all."""
+
+
+def config_keys(family: Family) -> set[str]:
+    """The keys that a family's converted config class has defaults for.
+
+    The file is parsed and not imported, since that would import transformers.
+    """
+    path = templates_folder() / f"configuration_ntk_{family.name}.py"
+    classes = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef))
+    assignments = (node for node in next(classes).body if isinstance(node, ast.Assign))
+    values = {ast.unparse(node.targets[0]): node.value for node in assignments}
+    return {"alibi_scaling", *ast.literal_eval(values["defaults"])}
 
 
 def found() -> dict[str, list[str]]:

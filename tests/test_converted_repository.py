@@ -258,7 +258,6 @@ def test_what_of_the_source_s_card_is_kept(
     text = describe(
         repository,
         origin=read_origin(source, None),
-        words=repository.words(repository.scaling, repository.config),
         tokenizer=Tokenizer(),
         sentence_encoder=None,
         weights="original",

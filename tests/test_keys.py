@@ -15,11 +15,11 @@ from converter import ConverterError, convert, inspect
 from converter.config import IMPLEMENTATION, without_implementation
 from converter.errors import UnsupportedModel
 from converter.families import FAMILIES
-from converter.families.templates import config_keys
 from converter.source.keys import SENTENCE_CONFIGS, check_vectors
 from converter.source.open import open_folder
 from tests import tiny
 from tests.conftest import MakeSource, Refuses, edit_json
+from tests.keys import config_keys
 from tests.patched import config_of
 from tests.tiny import rotary
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -270,8 +271,7 @@ def test_a_file_that_is_not_what_is_built(
         path.write_bytes(right)
         edit(path, mutate)
         found = r"model\.onnx: graph: the (node|tensor|output) \S+ is not what ntk-convert"
-        with pytest.raises(ValidationError, match=found):
-            graphs_report(folder).check()
+        assert re.search(found, graphs_report(folder).failure or "")
 
 
 def test_export_leaves_nothing_of_a_wrong_graph(repository: Make, refused: Refused, plant: Plant) -> None:
@@ -320,7 +320,8 @@ def test_flipped_bits_of_a_graph_end_in_one_line(repository: Make, flips: int) -
         graph.write_bytes(content)
         flip(graph, at, bit)
         with pytest.raises((ValidationError, SourceError)) as error:
-            graphs_report(folder).check()
+            if (failure := graphs_report(folder).failure) is not None:
+                raise ValidationError(failure)
             compare_files(read_converted(folder))  # what changes no result changes the file
         assert "\n" not in str(error.value), (bit, at)
 

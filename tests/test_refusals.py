@@ -48,7 +48,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("bloom", {"scale": 2, "revision": "main"}, "local folder"),
     ("bloom", {"scale": 2, "subfolder": ".."}, "not a folder inside MODEL"),
     # Rotary models
-    ("llama", {"scale": 2, "method": "ntk-published"}, "rotary 'llama'; give `method` ntk"),
+    ("llama", {"scale": 2, "method": "ntk-published"}, "rotary 'llama' has none; give `method` ntk"),
     ("llama", {"dynamic": "position"}, "each key is rotated once"),
     ("llama", {"dynamic": "length", "method": "linear"}, "no dynamic linear"),
     ("llama", {"dynamic": "length", "method": "by-parts"}, "no dynamic by-parts"),
@@ -57,7 +57,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"dynamic": "length", "rate": 64}, "at 1 tokens"),
     ("llama", by_parts(ramp=(3000, 4000)), "would scale nothing"),
     ("llama", by_parts(ramp=(0.001, 0.01)), "would scale nothing"),
-    ("phi3", by_parts(), "does not read YaRN"),
+    ("phi3", by_parts(), "does not read a yarn rope_scaling"),
     ("phi3", {"scale": 2, "method": "linear"}, "does not read a linear rope_scaling for 'phi3'"),
     ("olmo", {"dynamic": "length"}, "dynamic rope_scaling that 'olmo' would need"),
 ]

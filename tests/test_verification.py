@@ -588,7 +588,7 @@ def test_a_version_that_lacks_something_is_no_fault_of_the_config(
     slopes = "    slopes = [2.0 ** (-bias_max * i / whole) for i in range(1, whole + 1)]\n"
     mistaken(slopes, f"{slopes}    math.no_such_name\n")
     source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", 4)
-    with pytest.raises(VerificationError, match=r"AttributeError: .*; install another version of transform"):
+    with pytest.raises(VerificationError, match=r"AttributeError: .*, or install another version of tr"):
         convert(source, tmp_path / "out", scale=2)
 
 

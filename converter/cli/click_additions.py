@@ -37,7 +37,6 @@ def folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[Comp
 
 
 def files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Lets the shell complete files and folders."""
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -53,7 +52,6 @@ class Argument(click.Argument):
 
 
 def argument(name: str, **attributes: Any) -> Callable[[F], F]:
-    """An argument of a command; ``help`` describes it."""
     return click.argument(name, cls=Argument, **attributes)
 
 

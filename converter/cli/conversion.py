@@ -102,7 +102,10 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     from converter.onnx import files, requirements
     from converter.publish import push as pushing
 
-    graph, target = _graph(arguments, asked=onnx), _target(arguments)
+    given_graph, target = take_onnx(arguments), _target(arguments)
+    if not onnx and given_graph != OnnxOptions():
+        raise UsageError("the options of an export need --onnx; add it, or drop them")
+    graph = given_graph if onnx else None
     how: Any = "hard" if hard_link else "reflink" if link else None
     # All that can be wrong is found here, before anything is downloaded or written.
     if graph is not None:
@@ -153,14 +156,6 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
         raise type(error)(f"{error}; {there}") from error
     show(done, *lines)
     say(*summaries)
-
-
-def _graph(arguments: dict[str, Any], *, asked: bool) -> OnnxOptions | None:
-    """The graph that is asked for; takes the options of an export out of the arguments."""
-    graph = take_onnx(arguments)
-    if not asked and graph != OnnxOptions():
-        raise UsageError("the options of an export need --onnx; add it, or drop them")
-    return graph if asked else None
 
 
 def _target(arguments: dict[str, Any]) -> PushOptions | None:

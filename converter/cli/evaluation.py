@@ -63,12 +63,10 @@ run_options = options(
 
 
 def text_option(what: str) -> Callable[[F], F]:
-    """The option that takes text."""
     return task_option("--text", type=FILE, multiple=True, metavar="FILE", help=f"{what}; may be repeated.")
 
 
 def _option(task: TaskType) -> Callable[[F], F]:
-    """The option that takes a task's file."""
     kind, metavar = (FOLDER, "DIR") if task.folder else (FILE, "FILE")
     return task_option(task.option, task.name, type=kind, metavar=metavar, help=task.file_help)
 
@@ -128,7 +126,6 @@ def _write(place: Path | None, found: Results, more: Mapping[str, bytes] = {}) -
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """A value as the content of a JSON file."""
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 

@@ -27,8 +27,6 @@ def _parsed(_: click.Context, __: click.Parameter, values: Sequence[str]) -> Map
 
 
 class Listed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """Values separated by commas."""
-
     def __init__(self, name: str, kind: Callable[[str], Any], choices: tuple[str, ...] = ()) -> None:
         self.name, self.kind, self.choices = name, kind, choices
 

@@ -49,13 +49,12 @@ def plan(result: ConversionResult) -> str:
     for key, (before, after) in result.config_changes.items():
         lines += [f"- {key}: {json.dumps(before)}"] if before is not None else []
         lines += [f"+ {key}: {json.dumps(after)}"] if after is not None else []
-    more = [*_notes(result), *_limit(result.input_limit)]
+    more = _remarks(result)
     lines += ["", *more] if more else []
     return "\n".join(lines)
 
 
 def summary(result: ConversionResult, *, verbose: bool) -> str:
-    """The summary of a finished conversion."""
     total = sum(size or 0 for size in result.files.values())
     lines = [
         f"{result.source} converted to {result.model_type}: {result.scaling}",
@@ -65,18 +64,14 @@ def summary(result: ConversionResult, *, verbose: bool) -> str:
         *_sizes(result, verbose=verbose),
     ]
     lines += _checked(result) or ["not verified (--no-verify)"]
-    lines += [*_notes(result), *_limit(result.input_limit)]
+    lines += _remarks(result)
     how = "load it with an Auto class and trust_remote_code=True; other classes may run it unscaled"
     return "\n".join([*lines, "load it like the source; only config.json differs" if result.rotary else how])
 
 
-def _limit(tokens: int | None) -> list[str]:
-    """The input limit of an encoder."""
-    return [] if tokens is None else [f"texts are cut after {tokens} tokens; --max-length N changes that"]
-
-
-def _notes(result: ConversionResult) -> list[str]:
-    return [f"note: {note}" for note in result.notes]
+def _remarks(result: ConversionResult) -> list[str]:
+    limit = f"texts are cut after {result.input_limit} tokens; --max-length N changes that"
+    return [*(f"note: {note}" for note in result.notes), *[limit] * (result.input_limit is not None)]
 
 
 def _checked(result: ConversionResult | PushResult) -> list[str]:
@@ -223,7 +218,6 @@ def _versus(measure: str, found: Comparison) -> str:
 
 
 def pushed(result: PushResult, *, verbose: bool) -> str:
-    """The summary of a finished push."""
     where = result.repo + (f" (branch {result.branch})" if result.branch != "main" else "")
     total = f"{_files(len(result.files))}, {bytes_text(sum(result.files.values()))}"
     if result.pull_request is not None:
@@ -253,7 +247,6 @@ def _names(names: Sequence[str]) -> str:
 
 
 def inspection(found: Inspection) -> str:
-    """The description that ``inspect`` prints."""
     groups = "" if found.num_kv_heads == found.num_heads else f" ({found.num_kv_heads} for keys and values)"
     sizes = [size for size in found.files.values() if size is not None]
     weights = f"{_files(len(found.files))}, {bytes_text(sum(sizes))}" if found.files else "none found"
@@ -291,7 +284,6 @@ def inspection(found: Inspection) -> str:
 
 
 def _needs(found: Inspection) -> dict[str, str]:
-    """What a conversion of the model takes."""
     needs, rows = found.needs, {}
     if needs.weights:
         rows["memory"] = ", ".join(

@@ -130,7 +130,8 @@ def _step(
     optimizer.zero_grad()
     for each in samples:
         loss = losses(model, each.draw(rng).on(alibi.exponents.device)).mean()
-        prior = alibi.squares() / (2 * each.predicted)
+        squares = torch.stack([numbers.square().sum() for numbers in alibi.parameters().values()]).sum()
+        prior = squares / (2 * each.predicted)
         (loss + prior).backward()
     if not alibi.is_finite():
         return False

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from converter.model.open import SourceOptions
 
 PACKAGES = ("torch", "transformers")
-"""Packages whose versions are recorded."""
 
 
 def evaluate(

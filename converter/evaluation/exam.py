@@ -119,7 +119,6 @@ class Exam:
         return replace(self, material=material)
 
     def only(self, measured: Sequence[Measurement]) -> Exam:
-        """Keeps what was measured."""
         done = {(each.task, each.length) for each in measured}
         return self.keeping(lambda task, length: (task, length) in done)
 

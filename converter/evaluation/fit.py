@@ -39,7 +39,6 @@ ENDS: dict[End, str] = {
     "not a number": "a gradient was not a number",
     "interrupted": "interrupted",
 }
-"""Why a fit ended, in words."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class Fit:
         return {**(self.scaling.to_json() or {}), "fitted": fitted}
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON."""
         return {
             **self.slopes,
             "train_length": self.train_length,

@@ -192,7 +192,6 @@ def judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, traine
 
 
 def judged(name: str, batches: Sequence[Batch], before: Sequence[float], after: Sequence[float]) -> Judged:
-    """From the losses of all rows of the batches."""
     stock, fitted = float(np.mean(before)), float(np.mean(after))
     falls = np.subtract(before, after)
     gains = np.exp(np.negative(after)) - np.exp(np.negative(before)) if name == "prompts" else falls

@@ -16,7 +16,6 @@ from converter.scaling.scaling import short_names
 FORMAT = 1
 """Version of the JSON file's format; it changes when an old reader would misread the new file."""
 RESULTS = "results.json"
-"""The name of the JSON file."""
 PERPLEXITY = "perplexity"
 SIGNIFICANT = 0.05
 """A difference with a smaller p is marked as significant."""
@@ -123,14 +122,11 @@ class Measurement:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the comparison shows; None without one."""
         return None if self.comparison is None else self.comparison.verdict(self.metric, self.items)
 
 
 @dataclass(frozen=True)
 class Results:
-    """All measurements of one run."""
-
     measurements: Sequence[Measurement]
     models: Mapping[str, Mapping[str, Any]]
     """Name of the model -> its family, commit, train_length, parameters, dtype and so on."""
@@ -232,8 +228,19 @@ class Results:
         if any(_open(each) for each in self.measurements):
             gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
             parts += [f"? too few items to tell a gain of {gain}", ""]
-        for line in (*self._doubts(), *self._other_code(), *self._servers()):
-            parts += [line, ""]
+        notes = self._doubts()
+        for name, model in self.models.items():
+            if model.get("code") == OTHER_CODE:
+                notes.append(
+                    f"{name} has code of another version, or edited code; measured with the code of this "
+                    "version."
+                )
+            if there := model.get("server"):
+                notes.append(
+                    f"{name} was measured on {there['url']}, as {there['model']}. Does it scale? "
+                    f"{there['scales']}."
+                )
+        parts += [line for note in notes for line in (note, "")]
         named = legend(own) if labels is None else ""
         return "\n".join([*parts, named] if named else parts[:-1])
 
@@ -253,22 +260,6 @@ class Results:
             f"Unscaled, {model} fails even at the shortest length: {', '.join(tasks)}. These tasks tell "
             "nothing about how scaling affects it; measure it on tasks of your own."
             for model, tasks in failed.items()
-        ]
-
-    def _other_code(self) -> list[str]:
-        """A line for each converted repository whose own code was not what was measured."""
-        return [
-            f"{name} has code of another version, or edited code; measured with the code of this version."
-            for name, model in self.models.items()
-            if model.get("code") == OTHER_CODE
-        ]
-
-    def _servers(self) -> list[str]:
-        """A line for each model that a server ran."""
-        return [
-            f"{name} was measured on {there['url']}, as {there['model']}. Does it scale? {there['scales']}."
-            for name, model in self.models.items()
-            if (there := model.get("server"))
         ]
 
 

@@ -11,7 +11,7 @@ from converter.errors import UsageError
 from converter.model.model import Model
 from converter.model.open import SourceOptions
 from converter.model.overrides import set_words
-from converter.scaling.request import BY_PARTS, Parts, Request, command_line, request_for
+from converter.scaling.request import BY_PARTS, NTK, Parts, Request, command_line, request_for
 from converter.scaling.scaling import UNSCALED, Basis, Method, Scaling
 
 RATES = (1.0, 2.0)
@@ -77,11 +77,9 @@ def candidates(model: Model, trained: int, target: int) -> list[Scaling]:
     start, end = model.defaults.ramp
     ramp = (start * trained, end * trained)
     by_position = [
-        *(
-            Scaling("by-parts", dynamic="position", rate=rate, train_length=trained, ramp=ramp)
-            for rate in RATES
-        ),
-        *(Scaling("ntk", dynamic="position", rate=rate, train_length=trained) for rate in RATES),
+        Scaling(method, ramp=own, dynamic="position", rate=rate, train_length=trained)
+        for method, own in ((BY_PARTS, ramp), (NTK, None))
+        for rate in RATES
     ]
     by_length = [replace(scaling, dynamic="length") for scaling in by_position]
     static = [

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from converter.model.open import SourceOptions
 
-CONCURRENCY = 4
 SECONDS, RETRIES = 600.0, 4
 """Of one request: the time limit, and how often the client repeats it after a failure that may pass."""
 NEUTRAL = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
@@ -74,7 +73,6 @@ class Served:
     concurrency: int
     neutral: dict[str, float]
     scales: str = "not checked"
-    """Whether the server scales."""
     mask: int | None = None
 
     def complete(
@@ -105,7 +103,6 @@ class Served:
         return np.where((batch.targets != IGNORE).numpy(), result, 0.0)
 
     def describe(self, _: Scaling) -> dict[str, Any]:
-        """What results record about it."""
         return about(self.model) | {"server": {"url": self.url, "model": self.name, "scales": self.scales}}
 
     def check_room(self, tokens: int) -> None:
@@ -211,7 +208,7 @@ def open_served(
         import openai
     except ImportError as error:
         raise MissingPackage("`server` needs OpenAI's client: pip install openai") from error
-    concurrency = CONCURRENCY if concurrency is None else concurrency
+    concurrency = 4 if concurrency is None else concurrency
     if concurrency < 1:
         raise UsageError(f"`concurrency` {concurrency} is out of range; give at least 1")
     address, url = _addresses(server)
@@ -267,7 +264,6 @@ def _names(served: Any) -> str:
 
 @contextlib.contextmanager
 def _explained(url: str, name: str) -> Iterator[None]:
-    """Turns the client's errors into ``ServerError``."""
     import openai
 
     try:

@@ -31,7 +31,6 @@ class Judgement:
     verdict: Verdict
     comparison: Comparison
     items: int
-    """Items of the comparison."""
     gain: float
     """The gain that ``needed`` items would show: in the mean score, or 1 minus a ratio of perplexities."""
     needed: int

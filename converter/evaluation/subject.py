@@ -45,8 +45,8 @@ from converter.source.checkpoint import read_checkpoint
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.source.source import CONFIG, plain_text
-from converter.texts import load_tokenizer, quiet
-from converter.verification import verify
+from converter.texts import load_tokenizer
+from converter.verification import unlogged, verify
 from converter.verification.patched import Patched
 from converter.weights.files import sha256
 
@@ -168,7 +168,6 @@ class Subject:
         return losses(model, self.hardware, batch, advance)
 
     def describe(self, scaling: Scaling) -> dict[str, Any]:
-        """What results record about the model."""
         model = self.scaled(scaling)
         devices = set(getattr(model, "hf_device_map", {"": model.device}).values())
         return {
@@ -204,7 +203,7 @@ class Subject:
         if self.machine.spread:
             arguments |= {"device_map": "auto", "offload_folder": self.work / "offload"}
         try:
-            with quiet():
+            with unlogged():
                 model, found = model_class.from_pretrained(
                     folder, dtype=self._dtype, use_safetensors=True, output_loading_info=True, **arguments
                 )

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from converter.scaling.scaling import EXPONENTS, TEMPERATURES, Scaling
-from converter.scaling.slopes import Exponents, Slopes
+from converter.scaling.slopes import Slopes
 
 IGNORE = -100
 """The target of a token after which nothing is predicted, as in torch."""
@@ -39,7 +39,6 @@ class Batch(NamedTuple):
     """int64 [rows, tokens]: the token to predict from each hidden state, or ``IGNORE``."""
 
     def on(self, device: torch.device) -> Batch:
-        """The same on a device."""
         return Batch(self.ids.to(device), self.targets.to(device))
 
 
@@ -84,10 +83,6 @@ class TrainableAlibi:
         found = {"exponents": self.exponents}
         return found if self.temperatures is None else {**found, "temperatures": self.temperatures}
 
-    def squares(self) -> torch.Tensor:
-        """The sum of the squares of all numbers that are fitted."""
-        return torch.stack([numbers.square().sum() for numbers in self.parameters().values()]).sum()
-
     def is_finite(self) -> bool:
         """Whether all gradients are there and are numbers."""
         gradients = [numbers.grad for numbers in self.parameters().values()]
@@ -95,15 +90,17 @@ class TrainableAlibi:
 
     @torch.no_grad()
     def clamp(self) -> None:
-        """Moves the numbers into their ranges."""
         self.exponents.clamp_(*EXPONENTS)
         if self.temperatures is not None:
             self.temperatures.clamp_(*TEMPERATURES)
 
     def scaling(self) -> Scaling:
         """The scaling with the numbers as they are now, rounded to ``DIGITS``."""
-        temperatures = None if self.temperatures is None else _rounded(self.temperatures)
-        return replace(self.form, exponents=_rounded(self.exponents), temperatures=temperatures)
+        rounded: dict[str, Any] = {
+            name: tuple(tuple(round(number, DIGITS) + 0.0 for number in row) for row in numbers.tolist())
+            for name, numbers in self.parameters().items()
+        }
+        return replace(self.form, **rounded)
 
 
 @contextmanager
@@ -164,10 +161,6 @@ def memory(model: Any, rows: int, length: int) -> int:
     logits = 16 * min(LOGITS_AT_ONCE, tokens * config.vocab_size)
     needed: int = inputs + max(layer, logits)
     return needed
-
-
-def _rounded(numbers: torch.Tensor) -> Exponents:
-    return tuple(tuple(round(number, DIGITS) + 0.0 for number in row) for row in numbers.tolist())
 
 
 def _layers(model: Any) -> Sequence[Any]:

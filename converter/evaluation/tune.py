@@ -65,8 +65,6 @@ class Choice:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The outcome of ``tune``."""
-
     model: str
     train_length: int
     target_length: int

@@ -30,61 +30,48 @@ NAMES = (
 """Module names; the first family that recognises a config converts it."""
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in NAMES)
 
-RELATIVE = "deberta deberta-v2 longt5 mpnet mt5 switch_transformers t5 umt5 xlnet"
-"""Model types with relative positions of another kind."""
-LEARNED = "bert biogpt gpt2 gpt_bigcode gpt_neo opt roberta xlm-roberta"
-"""Model types that are often asked for and have learned positions, for a better answer than "unknown"."""
-
-
 LEARNED_SCALE = (
-    "it learns a scale for its ALiBi bias and stores it (alibi_scale), in layers that no family here has, so "
+    "learns a scale for its ALiBi bias and stores it (alibi_scale), in layers that no family here has, so "
     "its slopes are not those of a formula and cannot be scaled here"
 )
 REFUSED = {
-    "data2vec2": LEARNED_SCALE,
-    "data2vec_multi": LEARNED_SCALE,
-    "emotion2vec": LEARNED_SCALE,
-    "jina_clip": "it is a text encoder with ALiBi and an image encoder in one checkpoint; the text encoder's "
+    **dict.fromkeys(("data2vec2", "data2vec_multi", "emotion2vec"), LEARNED_SCALE),
+    **dict.fromkeys(
+        ["bert", "biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "roberta", "xlm-roberta"],
+        "has learned positions, not ALiBi: there are no slopes to scale, and none beyond its trained length",
+    ),
+    **dict.fromkeys(
+        ["deberta", "deberta-v2", "longt5", "mpnet", "mt5", "switch_transformers", "t5", "umt5", "xlnet"],
+        "has relative positions that were learned, not ALiBi: there are no slopes to scale",
+    ),
+    **dict.fromkeys(
+        rotary.MODELS,
+        "has rotary positions, not ALiBi: a conversion changes its config.json alone, and a static one is "
+        "exported by optimum: optimum-cli export onnx --model DIR",
+    ),
+    "jina_clip": "is a text encoder with ALiBi and an image encoder in one checkpoint; the text encoder's "
     "sizes are in another repository, and its tensors are packed otherwise than JinaBERT's, so it cannot be "
     "taken out; convert a jina-embeddings-v2 model instead",
-    "llava_mpt": "it is an MPT with a projector for images, and the result could read no images; to convert "
-    "its language model alone, save that as an MPT: leave out the tensors of mm_projector and vision_tower, "
-    "and write model_type mpt and architectures MPTForCausalLM into config.json",
+    "llava_mpt": "is an MPT with a projector for images, and the result could read no images; to convert its "
+    "language model alone, save that as an MPT: leave out the tensors of mm_projector and vision_tower, and "
+    "write model_type mpt and architectures MPTForCausalLM into config.json",
 }
-"""model_type -> why a model whose code has ALiBi is refused."""
+"""model_type -> what is said of a model whose code has ALiBi, or that is often asked for."""
 
 
 def recognise(config: Config) -> Family:
     """The family of a source or of a converted repository.
 
-    Raises:
-        SourceError: the config has no model_type.
-        UnsupportedModel: no family has this model_type; says why where that is known.
+    Raises ``SourceError`` without a model_type, ``UnsupportedModel`` for one that no family has.
     """
     for family in FAMILIES:
         if family.recognises(config):
             return family
     model_type = config.get("model_type")
-    reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
-    if reason is not None:
-        raise UnsupportedModel(f"model_type {model_type!r} cannot be converted: {reason}")
     if not isinstance(model_type, str) or not model_type:
         raise SourceError(f"config.json: model_type is {model_type!r}, so the architecture is unknown")
-    if model_type in rotary.MODELS:
-        raise UnsupportedModel(
-            f"model_type {model_type!r} has rotary positions, not ALiBi: a conversion changes its "
-            "config.json alone, and a static one is exported by optimum: optimum-cli export onnx --model DIR"
-        )
-    if model_type in LEARNED.split():
-        raise UnsupportedModel(
-            f"model_type {model_type!r} has learned positions, not ALiBi: there are no slopes to scale, "
-            "and none beyond its trained length"
-        )
-    if model_type in RELATIVE.split():
-        raise UnsupportedModel(
-            f"model_type {model_type!r} has relative positions that were learned, not ALiBi: there are no "
-            "slopes to scale"
-        )
+    if model_type in REFUSED:
+        raise UnsupportedModel(f"model_type {model_type!r} {REFUSED[model_type]}")
     known = ", ".join(dict.fromkeys(name for family in FAMILIES for name in family.model_types))
     raise UnsupportedModel(
         f"model_type {model_type!r} is not supported; the supported ones are: {known}; and the rotary ones, "
@@ -95,8 +82,7 @@ def recognise(config: Config) -> Family:
 def converted_family(config: Config) -> Family | None:
     """The family of a config that this tool wrote, or that was saved of such a model; None for any other.
 
-    Raises:
-        SourceError: a record of a conversion stands in the config of another class.
+    Raises ``SourceError`` for the record of a conversion in the config of another class.
     """
     named = config.get("architectures") or config.get("auto_map")
     listed = list(named.values()) if isinstance(named, dict) else named

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from converter.config import Config, is_number
+from converter.config import Config, inner, is_number
 from converter.errors import SourceError
 from converter.families.family import Family, Trained, check_options
 from converter.source.checkpoint import Tensor
@@ -55,10 +55,7 @@ UNREAD = (r"\.attn_kernel\.alibi_slopes$", r"\._extra_state$")
 
 def settings(config: Config) -> dict[str, Any]:
     """All options of the config, wherever they stand."""
-    nested = config.get(NESTED, {})
-    if not isinstance(nested, dict):
-        raise SourceError(f"config.json: {NESTED} is {nested!r}, not an object")
-    return {**nested, **config}
+    return {**inner(config, NESTED), **config}
 
 
 def check(config: Config) -> None:

@@ -26,26 +26,19 @@ from typing import Any
 
 from converter.config import Config, is_number
 from converter.errors import SourceError, Undecided, UnsupportedModel
-from converter.families.family import Family, Trained
+from converter.families.family import Family, Trained, check_options
 
 # (hidden_size, num_attention_heads)
 SIZES_7B, SIZES_13B = (4096, 32), (5120, 40)
 ROTARY_KEYS = ("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters")
 VOCABULARY, VOCABULARY_2 = 64000, 125696
+OPTIONS: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",), "tie_word_embeddings": (None, False)}
 
 
 def check(config: Config) -> None:
     check_positions(config)
     norm_head(config)
-    if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModel(
-            f"hidden_act is {config['hidden_act']!r}; only a Baichuan with 'silu' can be converted"
-        )
-    if config.get("tie_word_embeddings"):
-        raise UnsupportedModel(
-            "tie_word_embeddings is true; only a Baichuan whose head is not tied to the embeddings can be "
-            "converted"
-        )
+    check_options({"hidden_act": "silu", **config}, OPTIONS, "a Baichuan")
     weight = config.get("z_loss_weight") or 0
     if not is_number(weight) or weight < 0:
         raise SourceError(f"config.json: z_loss_weight is {weight!r}, expected a number of at least 0")

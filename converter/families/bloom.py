@@ -14,8 +14,6 @@ from converter.families.family import Family, Trained
 
 SIZES = ("", "-560m", "-1b1", "-1b7", "-3b", "-7b1")
 
-OF_BLOOM = "of BLOOM, its base; its own source states no longer one"
-
 CHECKPOINTS = (
     Trained(2048, "arXiv 2211.05100, table 3", tuple(f"bigscience/bloom{size}" for size in SIZES)),
     Trained(
@@ -47,7 +45,7 @@ CHECKPOINTS = (
     ),
     Trained(
         2048,
-        OF_BLOOM,
+        "of BLOOM, its base; its own source states no longer one",
         (
             *(f"BelleGroup/BELLE-7B-{data}" for data in ("0.2M", "0.6M", "1M", "2M")),
             "bigscience-data/sgpt-bloom-1b7-nli",

@@ -29,9 +29,7 @@ MOST_LABELS = 1 << 17
 def check_source(config: Config) -> Family | Rotary:
     """The positions of a source that can be converted: its ALiBi family, or how they rotate.
 
-    Raises:
-        UnsupportedModel: the checkpoint is quantised, or its positions cannot be scaled; says why.
-        SourceError: a size is missing or impossible.
+    Raises ``UnsupportedModel`` for others and quantised ones, ``SourceError`` for an impossible size.
     """
     if settings.recognises(config):
         check_plain(config)

@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from converter.config import Config
-from converter.errors import SourceError
-from converter.families.family import check_options
+from converter.config import Config, inner
 from converter.source.checkpoint import Tensor
 
 # Buffers that old versions of transformers stored.
@@ -17,7 +15,7 @@ CLASSIFIER = "classifier.weight"
 DECODER = "cls.predictions.decoder.weight"
 POOLER, PREDICTIONS = re.compile(r"(^|\.)pooler\.dense\."), re.compile(r"^cls\.predictions\.")
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
-# Option -> the values for which the templates compute the right layers; see check_options.
+# Option -> the values for which the templates compute the right layers; see ``family.check_options``.
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, *ACTIVATIONS),
     "is_decoder": (None, False),
@@ -26,25 +24,10 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def check(config: Config) -> None:
-    """Raises ``UnsupportedModel`` for options of BERT that change its layers."""
-    check_options(config, OPTIONS, "a model")
-
-
-def code(config: Config) -> Mapping[str, Any]:
-    """``auto_map``; empty if the config has none."""
-    value = config.get("auto_map")
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise SourceError(f"config.json: auto_map is {value!r}, not an object")
-    return value
-
-
 def class_names(config: Config) -> list[str]:
     """All class names in the config's ``architectures`` and ``auto_map``."""
     named = config.get("architectures")
-    entries = [*(named if isinstance(named, list) else []), *code(config).values()]
+    entries = [*(named if isinstance(named, list) else []), *inner(config, "auto_map").values()]
     return [entry.split(".")[-1] for entry in entries if isinstance(entry, str)]
 
 

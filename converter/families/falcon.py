@@ -15,7 +15,7 @@ from typing import Any
 
 from converter.config import Config, respelled
 from converter.errors import UnsupportedModel
-from converter.families.family import Family, Trained
+from converter.families.family import Family, Trained, check_options
 
 OLD_TYPES = ("RefinedWebModel", "RefinedWeb")
 SPELLINGS = {
@@ -34,13 +34,8 @@ def check(config: Config) -> None:
             f"alibi is {config.get('alibi', False)!r}: this Falcon, like falcon-7b and falcon-40b, has "
             "rotary positions, so it has no slopes to scale; set rope scaling in its config.json instead"
         )
-    flags = rewrite(respelled(config, SPELLINGS))
-    for key, default in LAYOUTS.items():
-        if flags.get(key, default) is not False:
-            raise UnsupportedModel(
-                f"{key} is {flags.get(key, default)!r}; only a Falcon with False, as all published ones with "
-                "ALiBi have, can be converted"
-            )
+    flags = {**LAYOUTS, **rewrite(respelled(config, SPELLINGS))}
+    check_options(flags, dict.fromkeys(LAYOUTS, (False,)), "a Falcon")
 
 
 def rewrite(config: dict[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,6 @@ class Trained:
     source: str
     """Who states it, in a few words; where it was looked for if ``tokens`` is None."""
     ids: tuple[str, ...]
-    """Hub ids."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class Family:
     class_prefixes: tuple[str, ...]
     """Prefixes of the source's class names in ``architectures``: ``("Bloom",)``."""
     checkpoints: tuple[Trained, ...]
-    """The known checkpoints, with the trained length of each."""
     sizes: tuple[str, str, str] = ("num_attention_heads", "hidden_size", "num_hidden_layers")
     """The config's keys of the number of heads, the hidden size and the number of layers."""
     spellings: Mapping[str, str] = field(default_factory=dict)
@@ -150,11 +148,7 @@ class Family:
         }
 
     def geometry(self, config: Config) -> Geometry:
-        """Reads the sizes.
-
-        Raises:
-            SourceError: a size is missing or impossible.
-        """
+        """Reads the sizes; ``SourceError`` for one that is missing or impossible."""
         heads, width, layers = (
             count(config, key, *(other for other, name in self.spellings.items() if name == key))
             for key in self.sizes
@@ -162,7 +156,6 @@ class Family:
         return Geometry(heads, head_dim(width, heads), layers, self.kv_heads(config, heads))
 
     def stock_slopes(self, config: Config) -> Slopes:
-        """The slopes the checkpoint was trained with, one per head."""
         return self.trained_slopes(config, self.geometry(config).num_heads)
 
     def normalise(self, config: Config) -> dict[str, Any]:
@@ -172,10 +165,8 @@ class Family:
     def unconverted(self, config: Config, limits: Config) -> dict[str, Any]:
         """A converted config as that of a source: with a source's class and model_type, and no scaling.
 
-        ``limits`` has the source's input limit under ``config.json``, if a conversion changed it.
-
-        Raises:
-            SourceError: it names a class that no conversion writes.
+        ``limits`` has the source's input limit under ``config.json``, if a conversion changed it. Raises
+        ``SourceError`` for a class that no conversion writes.
         """
         named = config.get("architectures") or [self.language_model]
         if not isinstance(named, list) or not all(
@@ -225,7 +216,6 @@ class Family:
 
     @property
     def heads(self) -> Mapping[str, str]:
-        """The entry of ``HEADS`` for this kind of model."""
         return HEADS[self.kind]
 
     @property
@@ -249,10 +239,7 @@ class Family:
     def architectures(self, config: Config) -> list[str]:
         """The converted classes for those that the source's config names; by default the language model.
 
-        Raises:
-            SourceError: ``architectures`` is not a list.
-            UnsupportedModel: the family's modeling file has no such class.
-            Undecided: it names two classes.
+        Raises ``SourceError``, ``UnsupportedModel`` or, for two classes, ``Undecided``.
         """
         named = config.get("architectures")
         if not named:
@@ -287,6 +274,11 @@ class Family:
         """The names under which a tensor of the backbone may be stored: with its prefix and without."""
         return f"{self.base_prefix}.{below}", below
 
+    def find(self, tensors: Mapping[str, Tensor], below: str) -> Tensor | None:
+        """The stored tensor of the backbone; None if it is missing."""
+        prefixed, plain = self.tensor_names(below)
+        return tensors.get(prefixed) or tensors.get(plain)
+
     def below(self, name: str) -> str:
         """A tensor's name without the backbone's prefix."""
         return name.removeprefix(f"{self.base_prefix}.")
@@ -299,11 +291,8 @@ ADDED = ("alibi_scaling", "auto_map", PROVENANCE)
 def check_options(config: Config, known: Mapping[str, tuple[Any, ...]], what: str, where: str = "") -> None:
     """Raises ``UnsupportedModel`` for an option with a value that the template would not honour.
 
-    Args:
-        config: the config, or an object in it.
-        known: option -> its good values; None stands for a missing or null key, which means the default.
-        what: the kind of model, for people.
-        where: the object's name and a dot.
+    ``known`` is option -> its good values; None stands for a missing or null key, which means the default.
+    ``what`` is the kind of model, for people, and ``where`` the name of an object in the config and a dot.
     """
     for key, good in known.items():
         value = config.get(key)

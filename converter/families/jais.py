@@ -36,18 +36,18 @@ from typing import Any
 
 from converter.config import Config, agreed, is_count, is_number
 from converter.errors import SourceError, UnsupportedModel
-from converter.families.family import Family, Trained, stored_slopes
+from converter.families.family import Family, Trained, check_options, stored_slopes
 from converter.scaling import slopes
 
 OLD_SCALES = ("embeddings_scale", "width_scale", "scale_qk_dot_by_d")
 
 
-# Option -> the only value for which the template computes the right layer, and the option's default.
-OPTIONS: dict[str, tuple[Any, Any]] = {
-    "activation_function": ("swiglu", "gelu_new"),
-    "scale_attn_weights": (True, True),
-    "scale_attn_by_inverse_layer_idx": (False, False),
-    "add_cross_attention": (False, False),
+# Option -> the values for which the template computes the right layer; null is false in the original code.
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("swiglu",),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (None, False),
+    "add_cross_attention": (None, False),
 }
 # The template divides the slopes by the softmax scale, and half precision must hold the result.
 LARGEST_HEAD_DIM = 256
@@ -67,13 +67,8 @@ def check(config: Config) -> None:
             "early revision have another meaning, so the factor on the logits is not known; convert the "
             "present revision, whose keys are called mup_..."
         )
-    for key, (wanted, default) in OPTIONS.items():
-        value = config.get(key, default)
-        # The original code takes a null for false.
-        if (value or False) != wanted:
-            raise UnsupportedModel(
-                f"{key} is {value!r}; only a JAIS or BTLM with {wanted!r} can be converted"
-            )
+    defaults = {"activation_function": "gelu_new", "scale_attn_weights": True}
+    check_options({**defaults, **config}, OPTIONS, "a JAIS or BTLM")
     scales(config)
     head_dim = FAMILY.geometry(config).head_dim
     if head_dim > LARGEST_HEAD_DIM:

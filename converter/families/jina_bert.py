@@ -36,13 +36,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from converter.config import Config
+from converter.config import Config, inner
 from converter.errors import UnsupportedModel
 from converter.families import encoder
-from converter.families.family import Family, Trained
+from converter.families.family import Family, Trained, check_options
 from converter.source.checkpoint import Tensor
 
-FEED_FORWARD = ("geglu", "reglu", "original")
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    **encoder.OPTIONS,
+    "position_embedding_type": ("alibi",),  # others have learned positions as well
+    "feed_forward_type": (None, "geglu", "reglu", "original"),
+    "emb_pooler": (None, "mean"),
+}
 QK_CODE = "qk-post-norm"
 FLASH_CODE = "jina-bert-flash-implementation"
 KNOWN_CODE = re.compile(r"(^|--)modeling_bert\.JinaBert\w+$")
@@ -63,33 +68,19 @@ def check(config: Config) -> None:
             "this is the first revision of a JinaBERT (its classes are called JBert...), whose tensors have "
             "another layout; convert the current revision of the repository"
         )
-    if any(FLASH_CODE in place for place in encoder.code(config).values() if isinstance(place, str)):
+    if any(FLASH_CODE in place for place in inner(config, "auto_map").values() if isinstance(place, str)):
         raise UnsupportedModel(
             f"its code is {FLASH_CODE}, whose tensors are packed otherwise than JinaBERT's and may hold "
             "several adapters, and which is not known here; jina-embeddings-v2 and jina-reranker-v1 can be "
             "converted: convert a jina-embeddings-v2 model instead"
         )
-    for auto, name in encoder.code(config).items():
+    for auto, name in inner(config, "auto_map").items():
         if auto.startswith("AutoModel") and not (isinstance(name, str) and KNOWN_CODE.search(name)):
             raise UnsupportedModel(
                 f"auto_map.{auto} is {name!r}: this is not JinaBERT's own code (modeling_bert.JinaBert...), "
                 "and what it computes is not known here"
             )
-    kind = config.get("position_embedding_type", "absolute")
-    if kind != "alibi":
-        raise UnsupportedModel(
-            f"position_embedding_type is {kind!r}: only a JinaBERT with 'alibi' can be converted; this one "
-            "has learned positions as well"
-        )
-    forward = config.get("feed_forward_type")
-    if forward not in (None, *FEED_FORWARD):
-        raise UnsupportedModel(
-            f"feed_forward_type is {forward!r}; only a JinaBERT with {', '.join(FEED_FORWARD)} can be "
-            "converted"
-        )
-    if config.get("emb_pooler") not in (None, "mean"):
-        raise UnsupportedModel(f"emb_pooler is {config['emb_pooler']!r}; only 'mean' can be converted")
-    encoder.check(config)
+    check_options({"position_embedding_type": "absolute", **config}, OPTIONS, "a JinaBERT")
 
 
 def qk_post_norm(config: Config) -> bool:
@@ -97,7 +88,7 @@ def qk_post_norm(config: Config) -> bool:
     given = config.get("qk_post_norm")
     if isinstance(given, bool):
         return given
-    places = [config.get("_name_or_path"), *encoder.code(config).values()]
+    places = [config.get("_name_or_path"), *inner(config, "auto_map").values()]
     return any(QK_CODE in place for place in places if isinstance(place, str))
 
 

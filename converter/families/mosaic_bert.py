@@ -29,10 +29,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from converter.config import Config
+from converter.config import Config, inner
 from converter.errors import UnsupportedModel
 from converter.families import encoder
-from converter.families.family import Family, Trained
+from converter.families.family import Family, Trained, check_options
 from converter.source.checkpoint import Tensor
 
 KNOWN_CODE = re.compile(r"\.(Mosaic)?Bert(Model|For\w+)$")
@@ -40,6 +40,7 @@ LAYERS = tuple(
     f".{name}.weight" for name in ("attention.self.Wqkv", "mlp.gated_layers", "mlp.wo", "mlp.layernorm")
 )
 """How the names of a MosaicBERT's tensors end, in every copy of its code."""
+OPTIONS = {**encoder.OPTIONS, "position_embedding_type": ("absolute", "alibi")}
 FOREIGN_KEYS = re.compile(r"rotary|(^|_)rope(_|$)|^(attention|bert|embedding|mlp)_layer$|^normalization$")
 
 
@@ -49,7 +50,7 @@ def claims(config: Config) -> bool:
 
 
 def check(config: Config) -> None:
-    for auto, name in encoder.code(config).items():
+    for auto, name in inner(config, "auto_map").items():
         known = isinstance(name, str) and (auto == "AutoConfig" or KNOWN_CODE.search(name))
         if not known or FOREIGN_KEYS.search(name.rpartition("--")[2]):
             raise UnsupportedModel(
@@ -62,12 +63,7 @@ def check(config: Config) -> None:
                 f"{key} is {value!r}: MosaicBERT has no such option; the code of this model was rewritten, "
                 "and what it computes is not known here"
             )
-    kind = config.get("position_embedding_type", "absolute")
-    if kind not in ("absolute", "alibi"):
-        raise UnsupportedModel(
-            f"position_embedding_type is {kind!r}, not MosaicBERT's ALiBi; there are no slopes to scale"
-        )
-    encoder.check(config)
+    check_options({"position_embedding_type": "absolute", **config}, OPTIONS, "a MosaicBERT")
 
 
 def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from converter.config import Config, agreed, count, is_number
+from converter.config import Config, agreed, count, inner, is_number
 from converter.errors import SourceError, Undecided, UnsupportedModel
 from converter.families.family import Family, Trained, check_options
 from converter.scaling import slopes
@@ -86,7 +86,7 @@ KRUTRIM = (4608, 48, 8)
 
 def attention(config: Config) -> Config:
     """``attn_config``; empty, which means the defaults, if the config has none."""
-    return _options(config, "attn_config")
+    return inner(config, "attn_config")
 
 
 def check(config: Config) -> None:
@@ -209,30 +209,27 @@ def rewrite(config: dict[str, Any]) -> dict[str, Any]:
 
 def stock_unfit(config: Config) -> str | None:
     """Names an option that transformers' MPT silently ignores; None if there is none."""
-    options, layer = attention(config), ffn(config)
-    sizes = FAMILY.geometry(config)
-    if sizes.num_kv_heads != sizes.num_heads:
-        return f"stock transformers ignores attn_config.attn_type ({options['attn_type']})"
-    if layer.get("ffn_type") == "mptglu" or layer.get("ffn_act_fn") or layer.get("ffn_hidden_size"):
-        return "stock transformers ignores ffn_config"
-    if config.get("norm_type") in RMS_NORMS:
-        return f"stock transformers ignores norm_type ({config['norm_type']})"
-    if config.get("norm_eps") not in (None, EPSILON):
-        return f"stock transformers ignores norm_eps ({config['norm_eps']})"
-    if bias_max(options) != 8:
-        return f"stock transformers ignores attn_config.alibi_bias_max ({bias_max(options):g})"
-    if options.get("qk_ln"):
-        return "stock transformers ignores attn_config.qk_ln"
-    if config.get("expansion_ratio", 4) != 4:
-        return f"stock transformers ignores expansion_ratio ({config['expansion_ratio']})"
-    if not FAMILY.normalise(config).get("no_bias", True):
-        return "stock transformers has no biases"
-    return None
+    options, layer, sizes = attention(config), ffn(config), FAMILY.geometry(config)
+    maximum, ratio, norm = bias_max(options), config.get("expansion_ratio", 4), config.get("norm_type")
+    ignored = {
+        f"attn_config.attn_type ({options.get('attn_type')})": sizes.num_kv_heads != sizes.num_heads,
+        "ffn_config": layer.get("ffn_type") == "mptglu"
+        or layer.get("ffn_act_fn")
+        or layer.get("ffn_hidden_size"),
+        f"norm_type ({norm})": norm in RMS_NORMS,
+        f"norm_eps ({config.get('norm_eps')})": config.get("norm_eps") not in (None, EPSILON),
+        f"attn_config.alibi_bias_max ({maximum:g})": maximum != 8,
+        "attn_config.qk_ln": options.get("qk_ln"),
+        f"expansion_ratio ({ratio})": ratio != 4,
+        "no_bias": not FAMILY.normalise(config).get("no_bias", True),
+    }
+    first = next((option for option, given in ignored.items() if given), None)
+    return None if first is None else f"stock transformers ignores {first}"
 
 
 def ffn(config: Config) -> Config:
     """``ffn_config``; empty, which means the defaults, if the config has none."""
-    return _options(config, "ffn_config")
+    return inner(config, "ffn_config")
 
 
 def _foundry(config: Config) -> bool:
@@ -257,15 +254,6 @@ def _with_named_layers(options: Config) -> Config:
     """The same, with the kind of linear layer as a word; newer versions write an object."""
     kind = options.get("fc_type")
     return {**options, "fc_type": kind.get("name", "torch")} if isinstance(kind, dict) else options
-
-
-def _options(config: Config, key: str) -> Config:
-    options = config.get(key)
-    if options is None:
-        return {}
-    if not isinstance(options, dict):
-        raise SourceError(f"config.json: {key} is {options!r}, not an object")
-    return options
 
 
 FAMILY = Family(

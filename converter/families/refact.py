@@ -29,15 +29,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from converter.config import Config, count
-from converter.errors import SourceError, UnsupportedModel
-from converter.families.family import Family, Trained
+from converter.errors import SourceError
+from converter.families.family import Family, Trained, check_options
 from converter.source.checkpoint import Tensor
 
 PACKED = "packed_projections"
 """Key of a converted config: whether key and value share one stored tensor, and gate and up another."""
-
-FINAL_BIAS = "final_norm_bias"
-"""Key of a converted config: whether the last norm has a bias."""
 
 
 def claims(config: Config) -> bool:
@@ -48,11 +45,7 @@ def claims(config: Config) -> bool:
 
 
 def check(config: Config) -> None:
-    if config.get("multi_query", True) is not True:
-        raise UnsupportedModel(
-            f"multi_query is {config['multi_query']!r}; only a Refact with true, that is, with one key and "
-            "value head, can be converted"
-        )
+    check_options({"multi_query": True, **config}, {"multi_query": (True,)}, "a Refact")
     if not isinstance(config.get(PACKED, True), bool):
         raise SourceError(f"config.json: {PACKED} is {config[PACKED]!r}, expected true or false")
     count(config, "n_inner", default=1)
@@ -66,7 +59,7 @@ def rewrite(config: dict[str, Any]) -> dict[str, Any]:
 def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:  # noqa: ARG001 -- the signature of Family.fit
     """Which of the two layouts is stored, and whether the last norm has a bias."""
     packed = not any(name.endswith("attn.k.weight") for name in tensors)
-    return {PACKED: packed, FINAL_BIAS: "ln_f.bias" in tensors}
+    return {PACKED: packed, "final_norm_bias": "ln_f.bias" in tensors}
 
 
 FAMILY = Family(

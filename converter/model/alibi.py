@@ -21,7 +21,7 @@ from converter.model.words import Words, alibi_words
 from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength
 from converter.scaling.scaling import DYNAMIC_REACH, Scaling, rows, stretched
 from converter.scaling.slopes import NATS, SEEN, Slopes, longest_row, span_of
-from converter.source.checkpoint import Checkpoint, Tensor
+from converter.source.checkpoint import Checkpoint
 from converter.source.sentence_transformers import INPUT_LIMITS, stated_limit
 from converter.source.tokenizer import Tokenizer
 from converter.source.values import FLOATS, blocks, same_values
@@ -259,11 +259,7 @@ class AlibiModel(Model):
         has no class for, which runs there only: they are refused, since their users may mean either.
         """
         family = self.family
-        stored = [
-            next((checkpoint.tensors[n] for n in family.tensor_names(name) if n in checkpoint.tensors), None)
-            for name in (family.head, family.embeddings)
-        ]
-        head, table = stored
+        head, table = (family.find(checkpoint.tensors, name) for name in (family.head, family.embeddings))
         if head is None or table is None or same_values(folder, head, table):
             return {}
         if not family.stock and not self.converted:
@@ -318,8 +314,9 @@ class AlibiModel(Model):
             )
         return notes
 
-    def words(self, scaling: Scaling, config: Config) -> Words:
-        return alibi_words(self.family, scaling, config)
+    @property
+    def words(self) -> Words:
+        return alibi_words(self.family, self.scaling, self.config)
 
 
 def named_labels(config: Config) -> dict[str, Any]:
@@ -349,19 +346,14 @@ def read_slopes(folder: Path, checkpoint: Checkpoint, family: Family, num_heads:
     """The ``num_heads`` slopes that the checkpoint stores, in the order of the heads; None without any."""
     if family.stored_slopes is None:
         return None
-    found = (checkpoint.tensors.get(name) for name in family.tensor_names(family.stored_slopes))
-    tensor = next(filter(None, found), None)
+    tensor = family.find(checkpoint.tensors, family.stored_slopes)
     if tensor is None:
         return None
     # The number is checked before they are read, since the tensor may have any size.
-    slopes = _values(folder, tensor) if math.prod(tensor.shape) == num_heads else ()
+    whole = math.prod(tensor.shape) == num_heads and tensor.dtype in FLOATS
+    slopes = tuple(float(value) for block in blocks(folder, tensor) for value in block) if whole else ()
     if not slopes or not all(0 < slope < math.inf for slope in slopes):
-        raise SourceError(f"the tensor {tensor.name!r} does not hold {num_heads} positive slopes")
+        raise SourceError(
+            f"the tensor {tensor.name!r} ({tensor.dtype}) does not hold {num_heads} positive slopes"
+        )
     return slopes
-
-
-def _values(folder: Path, tensor: Tensor) -> tuple[float, ...]:
-    """The values of a small tensor, in float64."""
-    if tensor.dtype not in FLOATS:
-        raise SourceError(f"the tensor {tensor.name!r} is {tensor.dtype}, expected floating point")
-    return tuple(float(value) for block in blocks(folder, tensor) for value in block)

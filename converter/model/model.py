@@ -35,7 +35,6 @@ class Model(ABC):
     """
 
     source: Source
-    """Its files."""
     config: Config
     """config.json as it is."""
     source_config: Config
@@ -111,9 +110,10 @@ class Model(ABC):
     def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
         """A result's config.json, without what ``stored_in`` adds; ``limit`` is the input limit in tokens."""
 
+    @property
     @abstractmethod
-    def words(self, scaling: Scaling, config: Config) -> Words:
-        """The texts for a result's card; ``config`` is the result's."""
+    def words(self) -> Words:
+        """The texts for a result's card."""
 
     # What only one of them has.
 
@@ -164,7 +164,6 @@ class Model(ABC):
 
     @property
     def folder(self) -> Path:
-        """The folder with its files."""
         return self.source.folder
 
     @property

@@ -100,7 +100,12 @@ def read_model(
     check_merged(source.name, source.files)
     check_plain(config)
     origin = origin or Provenance(None, None, None)
-    _check_recorded(origin, overrides or {})
+    for key, value in (overrides or {}).items():
+        if key not in origin.overrides or origin.overrides[key] != value:
+            raise UsageError(
+                f"`overrides` {key} is for the config of a source, and this repository is converted; drop "
+                "it, or convert the source with it"
+            )
     given: dict[str, Any] = {
         "source": source,
         "config": config,
@@ -155,14 +160,3 @@ def open_with_request(
         scaling["slopes"] = read_slopes_file(scaling["slopes"])
     request = Request(train_length=options.get("train_length"), **scaling)
     return open_model(model, progress=progress, **cast("SourceOptions", source)), request
-
-
-def _check_recorded(provenance: Provenance, overrides: Mapping[str, Any]) -> None:
-    """Raises ``UsageError`` for values that a converted repository was not made with."""
-    recorded = provenance.overrides
-    for key, value in overrides.items():
-        if key not in recorded or recorded[key] != value:
-            raise UsageError(
-                f"`overrides` {key} is for the config of a source, and this repository is converted; drop "
-                "it, or convert the source with it"
-            )

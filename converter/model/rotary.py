@@ -113,15 +113,17 @@ class RotaryModel(Model):
     def change(self, scaling: Scaling) -> Change:
         return settings.change(self.rotary, scaling)
 
-    def words(self, scaling: Scaling, config: Config) -> Words:
+    @property
+    def words(self) -> Words:
+        scaling = self.scaling
         how = f"scaled for longer contexts: {scaling}" if scaling.method != "none" else "not scaled at all"
         return Words(
             kind="rotary",
             scaled=f"rotary positions {how}; {self.change(scaling)}",
             differs="`config.json` differs",
             notes=NOTES + DYNAMIC_NOTES * bool(scaling.dynamic),
-            auto_class=auto_class(config),
-            task=task(config),
+            auto_class=auto_class(self.config),
+            task=task(self.config),
             tags=("rope", "ntk-rope"),
             code=False,
         )

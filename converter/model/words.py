@@ -10,7 +10,6 @@ from converter.families import Family
 from converter.families.family import TASKS
 from converter.scaling.scaling import Scaling
 
-TAGS = ("alibi", "ntk-alibi", "custom_code")
 TRUST = "Loading needs `trust_remote_code=True` and fails without it. "
 STOCK_NOTES = """\
 **Do not load this repository
@@ -23,8 +22,6 @@ it neither needs nor uses the code that the source came with."""
 
 @dataclass(frozen=True)
 class Words:
-    """The texts of one card."""
-
     kind: str
     """The kind of positions, for the title: "ALiBi"."""
     scaled: str
@@ -53,7 +50,7 @@ def alibi_words(family: Family, scaling: Scaling, config: Config) -> Words:
         notes=TRUST + (STOCK_NOTES.format(stock_class=stock_class) if family.stock else OWN_NOTES),
         auto_class=auto_class(config),
         task=task(config),
-        tags=TAGS,
+        tags=("alibi", "ntk-alibi", "custom_code"),
         code=True,
     )
 

@@ -28,11 +28,8 @@ class Tokens:
     """The graph's tokens: their number and their positions.
 
     Positions and lengths come from the attention mask, as in the templates: padding may be on either
-    side, and a cache buffer may be longer than its content.
-
-    Args:
-        ids: int64 [B, S].
-        mask: int64 [B, T], 1 for real and 0 for padded tokens.
+    side, and a cache buffer may be longer than its content. ``ids`` is int64 [B, S], and ``mask`` int64
+    [B, T], 1 for real and 0 for padded tokens.
     """
 
     def __init__(self, graph: Graph, ids: Value, mask: Value):

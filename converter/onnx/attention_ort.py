@@ -71,16 +71,10 @@ class OrtAttention:
     def __call__(
         self, query: Value, key: Value, value: Value, past: Cache | None, layer: int
     ) -> tuple[Value, Cache]:
-        """Attention of the new tokens.
+        """The heads' outputs [N, heads * head_dim] of the new tokens, and the layer's cache with them.
 
-        Args:
-            query: [N, heads, head_dim].
-            key, value: [N, key-value heads, head_dim].
-            past: the layer's cache; None in a graph without caches.
-            layer: index of the layer, which may have slopes of its own.
-
-        Returns:
-            The heads' outputs [N, heads * head_dim], and the layer's cache with the new tokens.
+        ``query`` is [N, heads, head_dim], ``key`` and ``value`` are [N, key-value heads, head_dim]. ``past``
+        is the layer's cache, None in a graph without caches.
         """
         graph, geometry = self.graph, self.geometry
         row = layer if len(self.query_channels) > 1 else 0

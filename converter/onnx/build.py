@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from converter.model.alibi import AlibiModel
 from converter.onnx.describe import Description
-from converter.onnx.families import network_class
 from converter.onnx.graph import COMPUTE, Graph
 from converter.onnx.options import QUANTISED
 from converter.onnx.weights import Weights
@@ -42,11 +42,13 @@ def build_graph(
         from converter.onnx.quantise import Quantiser
 
         quantiser = Quantiser(graph, made.dtype, fused=fused, calibrated=calibrated)
-    network = network_class(repository.family)(
+    family = repository.family
+    module = import_module(f"converter.onnx.families.{family.name}")
+    network = getattr(module, family.camel)(
         graph,
         fused=fused,
         config=config,
-        family=repository.family,
+        family=family,
         geometry=geometry,
         weights=Weights(repository, follow_links=made.standalone, vocabulary=vocabulary),
         convert_weights=made.standalone and not quantised,

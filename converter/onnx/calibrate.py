@@ -30,8 +30,6 @@ from converter.verification.patched import Patched, build
 
 WINDOW, WINDOWS = 512, 64
 """Tokens in a window of the text, and the most windows."""
-LEVELS = 15
-"""The largest number of 4 bits."""
 DAMPING = 0.01
 """What is added to the inputs' products, in parts of the mean of their squares (section 3.3 of the paper)."""
 BAND = 128
@@ -167,13 +165,9 @@ def gptq(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Algorithm 1 of the paper, with a scale and a zero point for each block of ``BLOCK`` inputs.
 
-    Args:
-        weight: float32 [outputs, inputs].
-        products: the sum of x xᵀ over the inputs x, float32 [inputs, inputs]; is overwritten.
-        dtype: the scales are numbers of this dtype.
-
-    Returns:
-        Numbers 0 to 15, uint8 [outputs, inputs]; scales, float32, and zero points, uint8 [outputs, blocks].
+    The weight is float32 [outputs, inputs]; ``products``, which is overwritten, is the sum of x xᵀ over the
+    inputs x, float32 [inputs, inputs]; the scales are numbers of ``dtype``. Returns the numbers 0 to 15,
+    uint8 [outputs, inputs]; scales, float32, and zero points, uint8 [outputs, blocks].
     """
     left = weight.T.contiguous().clone()  # [inputs, outputs]: what is still to be rounded
     inputs, outputs = left.shape
@@ -190,7 +184,7 @@ def gptq(
                 scales, zeros = (torch.from_numpy(part) for part in block_steps(block, 4, dtype))
                 all_scales.append(scales)
                 all_zeros.append(zeros)
-            found = (left[index] / scales + zeros).round_().clamp_(0, LEVELS)
+            found = (left[index] / scales + zeros).round_().clamp_(0, 15)
             numbers[index] = found
             error = (left[index] - (found - zeros) * scales) / factor[index, index]
             left[index + 1 : stop].addr_(factor[index, index + 1 : stop], error, alpha=-1)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from converter.onnx.describe import Description
     from converter.onnx.report import ValidationReport
 
-TITLE = "ONNX"
-"""Of the section."""
 PROFILES = """
 Profile `ort`: operators of onnxruntime; caches are [batch, heads, length, head size + 8, rounded up to a
 multiple of 8], and past and present may share one buffer. Profile `portable`: standard ONNX operators, and
@@ -40,7 +38,6 @@ const config = { ...stored, CHANGES };
 const run = await pipeline("TASK", name, { config, OPTIONS });
 console.log(await run(INPUT));
 """
-"""What runs a graph in transformers.js."""
 INPUTS = {
     "text-generation": '"A text", { max_new_tokens: 20, add_special_tokens: true }',
     "feature-extraction": '"A text."',
@@ -56,12 +53,10 @@ DECODER, OTHER = f'model_type: "jais", multi_query: false, {LAYERS}', 'model_typ
 
 
 def section(graphs: Mapping[str, Description], report: ValidationReport | None, served: bool) -> str:
-    """The section's text, Markdown without the title.
+    """The section's text about all graphs, Markdown without the title.
 
-    Args:
-        graphs: all graphs of the repository.
-        report: what validation found of the new ones.
-        served: whether there is a new genai_config.json.
+    ``report`` is what validation found of the new ones, and ``served`` says whether there is a new
+    genai_config.json.
     """
     lines = [f"- `{name}`: {_described(made)}" for name, made in graphs.items()]
     lines += PROFILES.splitlines()

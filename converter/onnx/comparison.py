@@ -25,13 +25,7 @@ from converter.onnx.build import build_graph
 from converter.onnx.describe import read_graph
 from converter.onnx.options import INTEGER, PROVIDERS, QUANTISED
 from converter.onnx.quantise import QuantisedGraph
-from converter.onnx.reference import (
-    TINY,
-    Expected,
-    Extent,
-    mean_square,
-    run_torch,
-)
+from converter.onnx.reference import TINY, Expected, Extent, mean_square, run_torch
 from converter.onnx.report import (
     AGAIN,
     SCORES,
@@ -50,7 +44,6 @@ from converter.source.sentence_transformers import SENTENCES
 
 Array = NDArray[Any]
 ONE_BUFFER = "past and present in one buffer"
-WIDENED = "in float32, since the CPU provider has no bfloat16 kernels"
 
 
 def run(
@@ -62,10 +55,8 @@ def run(
 ) -> ValidationReport:
     """Validates graphs of one repository, name in it -> where the file is; ``provider`` as in ``validate``.
 
-    Raises:
-        ValidationError: a graph that this tool did not make, or one too damaged to say so.
-        UnsupportedModel: a graph of a task that the repository has no weights for.
-        ProviderError: the provider is not available, or fell back to the CPU.
+    Raises ``ValidationError`` for a graph that this tool did not make, ``UnsupportedModel`` for one of a task
+    that the repository has no weights for, ``ProviderError`` for a provider that is not available.
     """
     import torch
     import transformers
@@ -170,7 +161,6 @@ class GraphRun:
     def report(
         self, extent: str, loss: Sequence[GraphCheck] = (), providers: Sequence[ProviderReport] = ()
     ) -> GraphReport:
-        """All that was found."""
         structure, size = [self.structure, *loss], self.path.stat().st_size
         return GraphReport(self.name, self.made.profile, self.made.dtype, size, extent, structure, providers)
 
@@ -212,7 +202,8 @@ class GraphRun:
                 events = profiled.ran()
                 ran = counted(events)
                 checks.append(check_placement(events, provider, case.mask.size))
-        return ProviderReport(provider, ran, tolerance, checks, WIDENED if widened else None)
+        note = "in float32, since the CPU provider has no bfloat16 kernels" if widened else None
+        return ProviderReport(provider, ran, tolerance, checks, note)
 
     def open(self, provider: str, scope: Extent, *, widened: bool, profile: Path | None = None) -> Session:
         """A session of the graph's file, or of one that is built again because the file cannot be run."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -12,17 +11,12 @@ from converter.onnx.alibi import Alibi, Cache, Tokens
 from converter.onnx.attention_ort import OrtAttention
 from converter.onnx.attention_portable import PortableAttention
 from converter.onnx.graph import EMBEDDINGS, HEAD, ORT, Dimension, Value
-from converter.onnx.network import Network, Residual
+from converter.onnx.network import Attend, Network, Residual
 from converter.scaling.scaling import Scaling
 from converter.source.sentence_transformers import Pooling
 
-Attend = Callable[[Value, Value, Value], Value]
-"""A layer's attention: query, key and value, as in ``OrtAttention``, to the heads' outputs."""
-
 
 class Decoder(Network, ABC):
-    """Base of the decoders' graphs."""
-
     token_embedding: ClassVar[str] = "word_embeddings"
     final_norm: ClassVar[str] = "ln_f"
 

@@ -31,7 +31,6 @@ class Description:
     dtype: str
     last_logits: bool
     standalone: bool
-    """Whether it has its own copy of the weights."""
     alibi_scaling: Any
     """As config.json has it."""
     task: str | None = None
@@ -48,7 +47,6 @@ class Description:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a graph's file records."""
         fused = {"profile": FUSED} if self.profile == "ort" else {}
         return {METADATA: json.dumps(asdict(self)), **fused}
 

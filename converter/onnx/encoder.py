@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -13,35 +13,24 @@ from converter.onnx.alibi import Alibi, Tokens
 from converter.onnx.attention_packed import PackedAttention, PackedTokens
 from converter.onnx.attention_portable import SymmetricAttention
 from converter.onnx.graph import EMBEDDINGS, HEAD, Dimension, Value
-from converter.onnx.network import Network, Residual
+from converter.onnx.network import Attend, Network, Residual
 from converter.scaling.scaling import Scaling
 from converter.source.sentence_transformers import Pooling
-
-Attend = Callable[[Value, Value, Value], Value]
-"""Attention of query, key and value [N, heads, head_dim] -> [N, hidden]."""
 
 
 class Encoder(Network, ABC):
     """Base of the encoders' graphs. They have no cache, and one more input, ``token_type_ids``."""
 
+    prediction_epsilon: ClassVar[float | None] = None
+    """Epsilon of the norm in the masked language model's head, if it is another one than elsewhere."""
+    prediction_bias: ClassVar[str] = "cls.predictions.bias"
+    """Name of the bias on its logits."""
+    zero_padding: ClassVar[bool] = False
+    """Whether the hidden states of padded tokens are set to 0 after the last layer."""
+
     @property
     def epsilon(self) -> float:
         return float(self.config.get("layer_norm_eps", 1e-12))
-
-    @property
-    def prediction_epsilon(self) -> float:
-        """Epsilon of the norm in the masked language model's head."""
-        return self.epsilon
-
-    @property
-    def prediction_bias(self) -> str:
-        """Name of the bias on its logits."""
-        return "cls.predictions.bias"
-
-    @property
-    def zero_padding(self) -> bool:
-        """Whether the hidden states of padded tokens are set to 0 after the last layer."""
-        return False
 
     @abstractmethod
     def layer(self, states: Value, prefix: str, attend: Attend) -> Value:

@@ -15,8 +15,7 @@ from converter.errors import OutputError, SourceError, ValidationError
 from converter.families.family import TASKS
 from converter.interrupts import held
 from converter.model.alibi import AlibiModel
-from converter.model.model import Model
-from converter.onnx.card import TITLE, section
+from converter.onnx.card import section
 from converter.onnx.files import (
     BYTES,
     FLOAT32_GRAPH,
@@ -33,7 +32,7 @@ from converter.onnx.files import (
 from converter.onnx.options import INTEGER, OnnxOptions
 from converter.onnx.requirements import check_installed, for_task, graph_pooling
 from converter.result import manifest
-from converter.result.card import with_section
+from converter.result.card import GRAPHS, with_section
 from converter.result.converted import open_converted
 from converter.result.staging import check_space, workspace
 from converter.source.sentence_transformers import Pooling
@@ -49,8 +48,6 @@ DEFAULT = OnnxOptions()
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was exported."""
-
     path: Path
     """The repository, absolute."""
     files: dict[str, int]
@@ -72,7 +69,6 @@ class ExportResult:
         return "\n".join([*lines, f"in {self.seconds:.1f} s"])
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         return {
             "path": str(self.path),
             "files": self.files,
@@ -105,22 +101,17 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         ProviderError: the execution provider is not available.
     """
     check_installed(options)
-    return write(open_converted(Path(folder)), options, progress=progress)
-
-
-def write(model: Model, options: OnnxOptions, *, progress: bool = False) -> ExportResult:
-    """Writes an ONNX graph of a converted repository; see ``export``."""
-    started = time.monotonic()
+    started, model = time.monotonic(), open_converted(Path(folder))
     repository = for_task(model, options.computes, last_logits=options.last_logits)
     pooling = graph_pooling(repository.source, options.pooling) if options.pooled else None
     check_no_links(repository, options)
-    folder, report, obsolete = repository.folder, None, []
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to write in {folder}; export a copy of it")
-    with workspace(folder / STANDALONE) as work:
+    place, report, obsolete = repository.folder, None, []
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {place}; export a copy of it")
+    with workspace(place / STANDALONE) as work:
         graphs = write_graphs(repository, options, pooling, work, progress=progress)
         names = [*graphs, *(f"{name}_data" for name in graphs if (work / f"{name}_data").exists())]
-        before = check_others(folder, names)
+        before = check_others(place, names)
         # An older graph of this name may have had its weights beside it.
         obsolete += [f"{name}_data" for name in graphs if options.copies_weights]
         if options.validate:
@@ -140,25 +131,25 @@ def write(model: Model, options: OnnxOptions, *, progress: bool = False) -> Expo
             # Of two graphs, the second one computes in float32, for CPUs.
             config = genai_config(repository, file_name=[*graphs][-1])
             note = None if "eos_token_id" in config["model"] else NEVER_ENDS
-            (work / GENAI).write_text(as_json(config), encoding="utf-8")
+            (work / GENAI).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             names.append(GENAI)
-        elif served_by_genai(folder) in graphs:
+        elif served_by_genai(place) in graphs:
             obsolete.append(GENAI)
         if report is not None:
-            (work / REPORT).write_text(as_json(report.to_json()), encoding="utf-8")
+            (work / REPORT).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
             names.append(REPORT)
         else:
             obsolete.append(REPORT)  # it is about a graph that is replaced now
         others = {name: made for name, made in before.items() if name not in graphs}
         about = section({**graphs, **others}, report, served)
-        put_in_place(folder, work, names, set(obsolete).difference(names), about)
-    sizes = {name: (folder / name).stat().st_size for name in names}
+        put_in_place(place, work, names, set(obsolete).difference(names), about)
+    sizes = {name: (place / name).stat().st_size for name in names}
     replaced = {
         name: before[name].dtype
         for name, graph in graphs.items()
         if name in before and before[name].dtype != graph.dtype
     }
-    return ExportResult(folder.resolve(), sizes, report, replaced, time.monotonic() - started, note)
+    return ExportResult(place.resolve(), sizes, report, replaced, time.monotonic() - started, note)
 
 
 def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> None:
@@ -172,7 +163,7 @@ def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Itera
     # A card in the Hub's cache is a link to a file that others share, so it is replaced and not written to.
     if (folder / CARD).is_file():
         text = (folder / CARD).read_text(encoding="utf-8", errors="surrogateescape")
-        text = with_section(text, TITLE, about)
+        text = with_section(text, GRAPHS, about)
         (work / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
         moved.append(CARD)
     with held():
@@ -240,11 +231,6 @@ def write_graphs(
         progress=progress,
     )
     return {name: description}
-
-
-def as_json(content: Any) -> str:
-    """JSON as it is written to a file."""
-    return json.dumps(content, indent=2) + "\n"
 
 
 def check_others(folder: Path, names: Iterable[str]) -> dict[str, Description]:

@@ -16,7 +16,6 @@ GRAPH, FLOAT32_GRAPH = "model.onnx", "model_fp32.onnx"
 STANDALONE = "onnx"
 """Folder of a graph with its own copy of the weights; exporters for the Hub use the same name."""
 GENAI = "genai_config.json"
-"""Config of onnxruntime-genai."""
 REPORT = "onnx_validation.json"
 """What validation found. Nothing computes with it, so the manifest does not list it."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2, "int8-fp16": 2, "int4-fp16": 2, "w8a8": 2}

@@ -19,7 +19,6 @@ from converter.progress import byte_bar
 
 OPSET = 21
 """Of the standard operators; Gelu needs 20 at least."""
-IR_VERSION = 10
 EMBEDDINGS, HEAD = "embeddings", "head"
 """Scopes of the nodes before the layers and after them."""
 ORT = "com.microsoft"
@@ -35,12 +34,10 @@ Value = ir.Value
 
 
 class Graph:
-    """Nodes are added in the order in which they run.
+    """Nodes are added in the order in which they run; it computes in FLOAT, FLOAT16 or BFLOAT16.
 
-    Args:
-        dtype: what the graph computes in: FLOAT, FLOAT16 or BFLOAT16.
-        widened: use float32 in place of bfloat16, of which only stored weights are left. onnxruntime's CPU
-            provider has no kernels for bfloat16; this way it runs everything except their rounding.
+    ``widened``: use float32 in place of bfloat16, of which only stored weights are left. onnxruntime's CPU
+    provider has no kernels for bfloat16; this way it runs everything except their rounding.
     """
 
     def __init__(self, dtype: ir.DataType, *, widened: bool = False):
@@ -205,7 +202,7 @@ class Graph:
             self.main.opset_imports.pop(ORT, None)
         return ir.Model(
             self.main,
-            ir_version=IR_VERSION,
+            ir_version=10,
             producer_name="ntk-convert",
             producer_version=__version__,
             metadata_props=dict(metadata or {}),

@@ -6,7 +6,8 @@ reads a weight as PyTorch stores it ([out, in]).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
@@ -23,6 +24,8 @@ from converter.source.values import same_values
 if TYPE_CHECKING:
     from converter.onnx.quantise import Quantiser
 
+Attend = Callable[[Value, Value, Value], Value]
+"""A layer's attention of query, key and value [N, heads, head_dim]: the heads' outputs [N, hidden]."""
 Norm = Literal["layer", "rms"]
 """LayerNorm, or the norm by the root mean square alone (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 ACTIVATIONS = {
@@ -55,6 +58,10 @@ class Network:
     """Compute the logits of each row's last token only."""
     quantiser: Quantiser | None
     """What quantises the weights of linear layers, heads and tables."""
+    norm_kind: Norm = field(default="layer", init=False)
+    """Norm of the residual stream."""
+    norm_bias: bool = field(default=True, init=False)
+    """Whether LayerNorms have a bias."""
 
     def __post_init__(self) -> None:
         self.hidden = self.geometry.num_heads * self.geometry.head_dim
@@ -62,18 +69,7 @@ class Network:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of the norms."""
         return float(self.config.get("layer_norm_epsilon", 1e-5))
-
-    @property
-    def norm_kind(self) -> Norm:
-        """Norm of the residual stream."""
-        return "layer"
-
-    @property
-    def norm_bias(self) -> bool:
-        """Whether LayerNorms have a bias."""
-        return True
 
     def parameter(self, name: str, *shape: int) -> Value:
         """A weight in the graph's dtype."""
@@ -255,16 +251,15 @@ class Network:
     @property
     def head_table(self) -> str:
         """Name of the tensor that makes logits: a stored head that differs is never tied, as in Reference."""
-        find, names = self.weights.find, (self.family.head, self.family.embeddings)
+        repository, names = self.weights.repository, (self.family.head, self.family.embeddings)
         if self.config.get("tie_word_embeddings", True):
-            head, table = map(find, names)
-            if head is None or table is None or same_values(self.weights.repository.folder, head, table):
+            head, table = (self.family.find(repository.checkpoint.tensors, name) for name in names)
+            if head is None or table is None or same_values(repository.folder, head, table):
                 return self.family.embeddings
         return self.family.head
 
     @property
     def labels(self) -> int:
-        """Number of a classifier's labels."""
         return len(self.config.get("id2label") or ()) or count(self.config, "num_labels", default=2)
 
     def clamp(self, states: Value, limit: float) -> Value:
@@ -310,7 +305,6 @@ class Residual:
         return self._value
 
     def restart(self, value: Value) -> None:
-        """Makes ``value`` the stream."""
         self._value, self._pending = value, None
 
     def add(self, output: Value) -> None:
@@ -344,12 +338,6 @@ class Residual:
             self._pending = graph.op("Gather", self._pending, last)
 
 
-def unit_length(graph: Graph, vectors: Value) -> Value:
-    """Float32 vectors [..., any] scaled to unit length."""
-    length = graph.op("ReduceL2", vectors, graph.constant([-1]), keepdims=1)
-    return graph.op("Div", vectors, graph.op("Max", length, graph.float32(SHORTEST)))
-
-
 def sentence_vectors(tokens: Tokens, states: Value, pooling: Pooling) -> Value:
     """One vector of each text, float32 [B, modes * hidden], of states float32 [B, S, hidden]."""
     graph = tokens.graph
@@ -357,7 +345,10 @@ def sentence_vectors(tokens: Tokens, states: Value, pooling: Pooling) -> Value:
         _largest(tokens, states) if mode == "max" else _sum(tokens, states, mode) for mode in pooling.modes
     ]
     vector = vectors[0] if len(vectors) == 1 else graph.op("Concat", *vectors, axis=1)
-    return unit_length(graph, vector) if pooling.normalised else vector
+    if not pooling.normalised:
+        return vector
+    length = graph.op("ReduceL2", vector, graph.constant([-1]), keepdims=1)
+    return graph.op("Div", vector, graph.op("Max", length, graph.float32(SHORTEST)))
 
 
 def _largest(tokens: Tokens, states: Value) -> Value:

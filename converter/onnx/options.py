@@ -39,11 +39,7 @@ def computes_in(dtype: str) -> str:
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """What graph to write.
-
-    Raises:
-        UsageError: options that contradict each other.
-    """
+    """What graph to write; ``UsageError`` for options that contradict each other."""
 
     profile: Profile = "ort"
     """``ort``: onnxruntime's fused attention; ``portable``: standard ONNX operators, and MatMulNBits for
@@ -98,7 +94,6 @@ class OnnxOptions:
 
     @property
     def copies_weights(self) -> bool:
-        """Whether the graph has its own copy of the weights."""
         return self.standalone or self.dtype in QUANTISED
 
     @property

@@ -63,7 +63,6 @@ class _Streamed(ir.LazyTensor):
         self._pieces = pieces
 
     def tofile(self, file: Any) -> None:
-        """Writes the numbers."""
         for piece in self._pieces():
             file.write(np.ascontiguousarray(piece).data)
 

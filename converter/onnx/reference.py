@@ -28,7 +28,8 @@ from converter.onnx.rounding import BAND
 from converter.onnx.session import Outputs, Session, stacked
 from converter.scaling.scaling import first_layers
 from converter.source.sentence_transformers import Pooling
-from converter.texts import pooled, quiet
+from converter.texts import pooled
+from converter.verification import unlogged
 from converter.verification.loaded import failing, load_result, own_modules
 from converter.verification.patched import Patched, build
 
@@ -219,7 +220,7 @@ class Reference:
             if scope.whole:
                 place = stack.enter_context(tempfile.TemporaryDirectory(prefix="ntk-convert-"))
                 stack.enter_context(own_modules(Path(place)))
-                with quiet(), failing("the model does not load", "", repository.folder):
+                with unlogged(), failing("the model does not load", "", repository.folder):
                     model, _ = load_result(patched, repository.folder, torch.float32)
                 names = {name: stored for name in model.state_dict() if (stored := patched.stored_name(name))}
                 yield cls(model, names, repository.has_cache, pooling)
@@ -237,9 +238,11 @@ class Reference:
             family = repository.family
             tables = {family.embeddings, *VOCABULARY_TENSORS}
 
-            def read(stored: str) -> torch.Tensor:
-                table = family.below(stored) in tables
-                return patched.first_rows(stored, vocabulary) if table else patched.tensor(stored)
+            def read(stored: str) -> Any:
+                if family.below(stored) not in tables:
+                    return patched.tensor(stored)
+                with patched.open(stored) as file:
+                    return file.get_slice(stored)[:vocabulary]
 
             names = patched.fill(model, read=read)
             table, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -293,7 +296,6 @@ class Reference:
 
 
 def squares(values: Array) -> float:
-    """The sum of the squares."""
     return float(np.square(values, dtype=np.float64).sum())
 
 

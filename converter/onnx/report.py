@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from converter.errors import ValidationError
 from converter.onnx.options import QUANTISED
 
 TOLERANCES = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 0.15, **dict.fromkeys(QUANTISED, 0.1)}
@@ -30,8 +29,6 @@ AGAIN = "export it again: ntk-convert export DIR"
 
 @dataclass(frozen=True)
 class GraphCheck:
-    """The outcome of one check."""
-
     name: str
     passed: bool
     detail: str
@@ -60,15 +57,9 @@ class ProviderReport:
     note: str | None
     """How the graph that ran differs from the file, and why; None if it does not."""
 
-    @property
-    def passed(self) -> bool:
-        return all(check.passed for check in self.checks)
-
 
 @dataclass(frozen=True)
 class GraphReport:
-    """A graph and its checks."""
-
     file: str
     profile: str
     dtype: str
@@ -91,15 +82,12 @@ class GraphReport:
         return None
 
     def __str__(self) -> str:
-        """In one line."""
         places = ", ".join(place.provider for place in self.providers)
         return self.failure or f"gives what the model gives, on {places}; run: {self.extent}"
 
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """All graphs of a repository."""
-
     graphs: Sequence[GraphReport]
     versions: Mapping[str, str]
     seconds: float
@@ -115,13 +103,7 @@ class ValidationReport:
         """The first check that failed, in one line; None if all passed."""
         return next((f"{each.file}: {each.failure}" for each in self.graphs if each.failure), None)
 
-    def check(self) -> None:
-        """Raises ``ValidationError`` if a check failed."""
-        if self.failure is not None:
-            raise ValidationError(self.failure)
-
     def summary(self) -> str:
-        """The checks of each graph, and where it ran, for people."""
         lines = []
         for graph in self.graphs:
             lines.append(f"{graph.file}: {graph.profile}, {graph.dtype}; run: {graph.extent}")
@@ -134,5 +116,4 @@ class ValidationReport:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
         return {"passed": self.passed, **asdict(self)}

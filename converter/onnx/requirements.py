@@ -112,7 +112,6 @@ def class_for(task: str | None, family: Family, config: Config, *, last_logits: 
 
 
 def has_cache(named: str, family: Family) -> bool:
-    """Whether a graph of the class ``named`` has a cache."""
     return family.kind == "decoder" and named == family.language_model
 
 

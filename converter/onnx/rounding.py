@@ -110,7 +110,6 @@ def in_blocks(stored: Stored) -> Iterator[NDArray[np.float32]]:
 
 
 def steps_of(stored: Stored) -> Steps:
-    """The steps of a weight."""
     if stored.calibrated is not None:
         with safe_open(stored.calibrated, framework="numpy") as file:
             return Steps(file.get_tensor(f"{stored.name} scales"), file.get_tensor(f"{stored.name} zeros"))

@@ -112,8 +112,6 @@ def open_session(
 
 
 class Ran(NamedTuple):
-    """An operator that ran."""
-
     provider: str
     """onnxruntime's name."""
     operator: str

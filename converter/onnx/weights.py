@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from converter.errors import SourceError
 from converter.model.alibi import AlibiModel
-from converter.source.checkpoint import Tensor
 
 DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
 """safetensors dtype -> ONNX dtype, for weights that a graph can point to."""
@@ -28,19 +27,12 @@ class Weights:
     vocabulary: int | None = None
     """Rows of the tables, of which a graph may take the first."""
 
-    def find(self, name: str) -> Tensor | None:
-        """The stored tensor, with or without the backbone's prefix in its name; None if it is missing."""
-        tensors = self.repository.checkpoint.tensors
-        prefixed, plain = self.repository.family.tensor_names(name)
-        return tensors.get(prefixed) or tensors.get(plain)
-
     def external(self, name: str, shape: tuple[int, ...]) -> ir.ExternalTensor:
         """The tensor as external data, relative to the checkpoint's folder; absolute to follow links.
 
-        Raises:
-            SourceError: missing, of another shape, or not a float of 2 or 4 bytes.
+        ``SourceError`` for one that is missing, of another shape, or not a float of 2 or 4 bytes.
         """
-        tensor = self.find(name)
+        tensor = self.repository.family.find(self.repository.checkpoint.tensors, name)
         if tensor is None:
             raise SourceError(f"the weights have no tensor {name!r}, which the graph needs")
         length = tensor.end - tensor.start

@@ -20,7 +20,6 @@ from converter.scaling.slopes import NATS
 
 SHAPE, CARD = (7.5, 3.8), (8.8, 3.1)
 """Width and height of a picture, and of a card's, in inches without the legend."""
-CARD_DPI = 100
 
 
 def spans(slopes: Iterable[float], bias_scale: float) -> list[float]:
@@ -70,7 +69,7 @@ def card_figure(drawn: Positions) -> Figure:
 
 def card_picture(drawn: Positions) -> bytes:
     """``card_figure`` as a PNG file; the same model gives the same bytes."""
-    return style.render(card_figure(drawn), dpi=CARD_DPI)
+    return style.render(card_figure(drawn), dpi=100)
 
 
 def _figure(drawn: Positions, panel: Callable[[Axes, Positions], None], title: str) -> Figure:

@@ -51,7 +51,7 @@ class Positions:
     scale: Callable[[Values, Scaling, int], Values] = lambda stock, scaling, tokens: scaling.slopes(
         stock, tokens
     )
-    """``Recipe.scaled`` of the model."""
+    """``Model.scaled``."""
 
     @property
     def labels(self) -> dict[Scaling, str]:

@@ -36,7 +36,6 @@ styled = matplotlib.rc_context(SETTINGS)
 # Okabe and Ito's colours, which colour-blind people can distinguish, without yellow, which is faint on white.
 # Markers and line styles distinguish series printed in grey. The lists' lengths differ, so that the
 # combinations repeat late.
-STOCK_COLOUR = "0.25"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
@@ -57,7 +56,7 @@ LARGEST = 2.0**64
 def look(index: int) -> dict[str, Any]:
     """Colour, marker and line style of a series: 0 is the stock model's."""
     if index == 0:
-        return {"color": STOCK_COLOUR, "marker": "o", "linestyle": "-"}
+        return {"color": "0.25", "marker": "o", "linestyle": "-"}
     return {
         "color": COLOURS[(index - 1) % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],

@@ -30,8 +30,6 @@ UNLISTED = (*manifest.UNLISTED, REPORT)
 
 @dataclass(frozen=True)
 class Contents:
-    """A converted repository."""
-
     repository: Model
     files: Mapping[str, int]
     """Every file that belongs to it, relative to its folder -> bytes."""
@@ -68,14 +66,10 @@ def read_contents(folder: Path, *, progress: bool = False) -> Contents:
             )
     wanted = sorted([*listed, *(name for name in UNLISTED if name in present)])
     for name in wanted:
-        if not (folder / name).is_file():
-            raise SourceError(
-                f"{folder} lacks {name}, which was written there; put it back, or convert or export again"
-            )
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise SourceError(f"{name} is a link that leads out of {folder}; put the file itself there")
-    files = {name: (folder / name).stat().st_size for name in wanted}
     digests = validation.compare_files(repository, progress=progress)
+    files = {name: (folder / name).stat().st_size for name in wanted}
     return Contents(repository, files, digests, sorted(present - files.keys()))
 
 

@@ -71,7 +71,6 @@ class Target:
     """The parent of the next commit: the last one of the branch, or the one where a new branch begins."""
     new_branch: bool
     files: Mapping[str, RepoFile]
-    """The files of that commit, by name."""
 
 
 class Hub:
@@ -139,7 +138,6 @@ class Hub:
             return Target(bool(info.private), branch, head, branch not in heads, self.files(head))
 
     def files(self, commit: str) -> dict[str, RepoFile]:
-        """The files of a commit, by name."""
         from huggingface_hub.hf_api import RepoFile
 
         with self._explained():
@@ -147,7 +145,6 @@ class Hub:
             return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
 
     def read(self, name: str, commit: str) -> bytes:
-        """A small file of the repository."""
         with self._explained(), tempfile.TemporaryDirectory() as cache:
             path = self._api.hf_hub_download(self.repo_id, name, revision=commit, cache_dir=cache)
             return Path(path).read_bytes()

@@ -29,17 +29,6 @@ SIZES = (
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What a push changes in its target."""
-
-    changed: Sequence[str]
-    """Files that the target lacks or has otherwise."""
-    deleted: Sequence[str] = ()
-    stale: Sequence[str] = ()
-    """See ``PushResult``."""
-
-
-@dataclass(frozen=True)
 class Older:
     """What a target holds that was converted from the same original."""
 
@@ -60,13 +49,15 @@ class Older:
             return digest == str(remote.lfs.sha256)
         return digest == hashlib.sha256(self.hub.read(name, self.target.head)).hexdigest()
 
-    def update(self, changed: Sequence[str], others: Sequence[str], model: Model) -> Comparison:
-        """Replaces it by a model: what it lists goes, graphs and files of others stay."""
+    def update(
+        self, changed: Sequence[str], others: Sequence[str], model: Model
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """What is deleted as a model replaces it, for it lists that; and graphs that stay and are stale."""
         graphs = [name for name in others if name.endswith(GRAPHS)]
         weights = {*changed} & model.checkpoint.files.keys()
         fit = not weights and self.config.get("alibi_scaling") == model.config.get("alibi_scaling")
         deleted = [name for name in others if name not in graphs and self.wrote(name)]
-        return Comparison(changed, deleted, () if fit else graphs)
+        return deleted, () if fit else graphs
 
 
 def find_older(hub: Hub, target: Target, origin: Provenance, config: Config) -> Older | None:

@@ -12,7 +12,7 @@ from converter.errors import PushError, UsageError
 from converter.interrupts import Interrupted
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
 from converter.publish.hub import BRANCH, Hub, Target, same
-from converter.publish.older import Comparison, find_older
+from converter.publish.older import find_older
 from converter.result.card import by_hand, with_place
 from converter.source.hub import DEFAULT_REVISION
 from converter.source.source import CARD
@@ -46,8 +46,6 @@ class PushOptions:
 
 @dataclass(frozen=True)
 class PushResult:
-    """What was pushed."""
-
     repo: str
     branch: str
     commit: str
@@ -61,7 +59,6 @@ class PushResult:
     changed: Sequence[str]
     """Files that the commit added or replaced; empty if the Hub had all of them."""
     deleted: Sequence[str]
-    """Files that the commit removed."""
     kept: Sequence[str]
     """Files that stay as they are on the Hub, because somebody wrote them by hand."""
     stale: Sequence[str]
@@ -72,8 +69,7 @@ class PushResult:
     """The checks of verification; empty if the caller had verified it."""
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
-        return {**asdict(self), "checks": [check.to_json() for check in self.checks]}
+        return asdict(self)
 
 
 def push(
@@ -139,8 +135,11 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     contents = read_contents(folder, progress=progress)
     hub, target = _open(options, contents.origin, progress=progress)
     files = _to_send(contents, options)
-    comparison = Comparison([*files]) if target is None else _compare(hub, options, contents, files, target)
-    changed, deleted = comparison.changed, comparison.deleted
+    changed: Sequence[str] = [*files]
+    deleted: Sequence[str] = ()
+    stale: Sequence[str] = ()
+    if target is not None:
+        changed, deleted, stale = _compare(hub, options, contents, files, target)
     checks = [] if verified else verify(contents, progress=progress)
     target = target or hub.create(options.branch, private=options.private)
     kept = []
@@ -170,7 +169,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
         changed=changed,
         deleted=deleted,
         kept=kept,
-        stale=comparison.stale,
+        stale=stale,
         left=contents.left,
         checks=checks,
     )
@@ -214,8 +213,8 @@ def _to_send(contents: Contents, options: PushOptions) -> dict[str, bytes | Path
 
 def _compare(
     hub: Hub, options: PushOptions, contents: Contents, files: Mapping[str, bytes | Path], target: Target
-) -> Comparison:
-    """Compares the files with the target's; ``PushError`` for those that must not be replaced."""
+) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """The files that change, that are deleted, and stale graphs; ``PushError`` for what must stay."""
     theirs, model = target.files, contents.repository
     changed = [
         name
@@ -223,22 +222,21 @@ def _compare(
         if name not in theirs or not same(content, contents.digests.get(name), theirs[name])
     ]
     others = sorted(theirs.keys() - files.keys() - {GIT_SETTINGS})
-    found = Comparison(changed, others)
+    deleted: Sequence[str] = others
+    stale: Sequence[str] = ()
     if not options.overwrite:
         older = None if model.provenance is None else find_older(hub, target, model.provenance, model.config)
         clash = [name for name in (*changed, *others) if name in theirs and name not in UNLISTED]
         if older is not None:
             clash = [name for name in clash if name in changed and not older.wrote(name)]
-            found = older.update(changed, others, model)
         if clash:
             raise _occupied(options, target, clash)
-        if older is None:
-            found = Comparison(changed)
+        deleted, stale = ((), ()) if older is None else older.update(changed, others, model)
     if IGNORED in theirs:
         raise PushError(
             f"{options.repo_id} has a {IGNORED}, by which the Hub leaves out files; remove it there"
         )
-    return found
+    return changed, deleted, stale
 
 
 def _occupied(options: PushOptions, target: Target, held: Sequence[str]) -> PushError:

@@ -19,7 +19,7 @@ from converter.model.model import Model
 from converter.model.words import Words
 from converter.scaling.scaling import DYNAMIC_REACH
 from converter.source.hub import is_hub_id, is_repo_id
-from converter.source.source import CARD
+from converter.source.source import CARD, plain_text
 from converter.source.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ FALSE_TAGS = {
     "custom_code",
 }
 """Tags of the source that do not hold for the converted model."""
-DERIVED = "base_model:"
-"""The start of tags that the Hub makes from ``base_model``, and peft writes for an adapter."""
 LOCAL = re.compile(r"(?:^|[:\s])(?:file:|~?/[\w.]|\\\\\w|[A-Za-z]:[\\/]\w)")
 """Finds a path on the disk of the machine that wrote a card, which may be private."""
 SENTENCES, SIMILARITY = "sentence-transformers", "sentence-similarity"
@@ -154,8 +152,6 @@ EMBEDS = """\
 * text-embeddings-inference runs its ONNX graph, on a CPU. In a copy of this repository, write it with
   `ntk-convert export . --onnx-standalone --onnx-dtype fp32 --pooled{pooling}`.
 """
-UNSERVED = "ForQuestionAnswering"
-"""How the name of the class ends that the plugin for vLLM does not have."""
 REFUSED = "## Serve\n\nvLLM cannot serve this model: {why}.\n\n"
 LENGTH_DYNAMIC = (
     "its scaling is length-dynamic, so every new token changes the keys of all tokens before it. Convert the "
@@ -209,7 +205,6 @@ def describe(
     repository: Model,
     *,
     origin: Origin,
-    words: Words,
     tokenizer: Tokenizer,
     sentence_encoder: bool | None,
     weights: Weights,
@@ -223,7 +218,7 @@ def describe(
     """The card of a converted repository, Markdown; its examples load the model from ``place``."""
     import yaml
 
-    scaling = repository.scaling
+    scaling, words = repository.scaling, repository.words
     scaled = scaling.scaled
     limit = _input_limit(repository)
     embeds, pooling = sentence_encoder, ""
@@ -248,16 +243,16 @@ def describe(
         more += _serve(repository, place, EMBEDS.format(pooling=pooling) if embeds else "")
         more += LORA.format(names=json.dumps(repository.linear_layers))
     body = BODY.format(
-        name=_plain(origin.name),
+        name=plain_text(origin.name),
         title=f"{scaling.method} {words.kind} scaling" if scaled else f"unscaled {words.kind}",
-        source=_plain(origin.name),
+        source=plain_text(origin.name),
         link=f"https://huggingface.co/{origin.base_model}" if origin.base_model else "#how-it-was-made",
         scaled=words.scaled,
         changed=changed,
         scaling=scaling,
         train_length=f"{repository.trained.tokens} tokens" if repository.trained.tokens else "not known",
         limit="" if limit is None else f"| input limit | texts are cut after {limit} tokens |\n",
-        commit=f"`{_plain(origin.commit)}`" if origin.commit else "(local folder)",
+        commit=f"`{plain_text(origin.commit)}`" if origin.commit else "(local folder)",
         picture=SHOWN.format(title=words.kind) if picture else "",
         install=_install(tokenizer, sentences=bool(use and SENTENCE_ENCODER in use)) if words.code else "",
         load=_load(words, tokenizer, place),
@@ -302,7 +297,6 @@ def with_section(card: str, title: str, text: str) -> str:
 
 
 def without_section(card: str, title: str) -> str:
-    """A card without its sections of this title."""
     return re.sub(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", "", card, flags=re.DOTALL)
 
 
@@ -358,7 +352,8 @@ def _metadata(
         tag = SIMILARITY if of_sentences else words.task
     tags = known["tags"] or []
     tags = [tags] if isinstance(tags, str) else tags
-    kept = [tag for tag in tags if tag.lower() not in FALSE_TAGS and not tag.startswith(DERIVED)]
+    # The Hub makes some tags from ``base_model``, and peft writes them for an adapter.
+    kept = [tag for tag in tags if tag.lower() not in FALSE_TAGS and not tag.startswith("base_model:")]
     made = {
         "pipeline_tag": tag,
         "base_model": parent,
@@ -397,10 +392,6 @@ def _hub_ids(names: str | list[str] | None) -> str | list[str] | None:
     """Hub ids as a card gives them; None if there are none, or names of folders among them."""
     listed = [names] if isinstance(names, str) else names or []
     return names if listed and all(map(is_repo_id, listed)) else None
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^\w./ -]", "_", text)
 
 
 def _install(tokenizer: Tokenizer, *, sentences: bool) -> str:
@@ -461,7 +452,7 @@ def _serve(repository: Model, place: str, embeds: str) -> str:
 
 def _serve_with_vllm(repository: Model, place: str) -> str:
     [name] = repository.config["architectures"]
-    if name.endswith(UNSERVED):
+    if name.endswith("ForQuestionAnswering"):
         return REFUSED.format(why=f"the plugin of ntk-convert has no `{name}`")
     scaling = repository.scaling
     if repository.decoder and scaling.dynamic == "length":

@@ -13,7 +13,7 @@ from converter.result.repository import small_files
 from converter.source.open import open_folder
 from converter.source.remote_code import check_references
 from converter.source.sentence_transformers import nested_files
-from converter.source.source import CONFIG, Source
+from converter.source.source import CONFIG
 from converter.source.tokenizer import TEMPLATE
 
 CONVERT_FIRST = "convert it first: ntk-convert MODEL --scale A --out DIR"
@@ -22,9 +22,7 @@ CONVERT_FIRST = "convert it first: ntk-convert MODEL --scale A --out DIR"
 def open_converted(folder: Path) -> Model:
     """Opens a converted repository whose code is this version's; runs none of it.
 
-    Raises:
-        SourceError: not a converted repository, a damaged one, or one with code of another version.
-        UnsupportedModel: no conversion writes such a model.
+    Raises ``SourceError`` for any other folder, and ``UnsupportedModel`` for what no conversion writes.
     """
     model = read_converted(folder)
     check_code(folder, model.templates)
@@ -64,23 +62,14 @@ def check_code(folder: Path, templates: Sequence[str]) -> None:
     """
     names = code_names(folder, templates)
     source = open_folder(folder)
-    check_references(source, names, copied_files(source))
+    others = [CONFIG, *small_files(source.files), *nested_files(source).files]
+    check_references(source, names, others)
     for name in names:
         if not (folder / name).is_file():
             raise SourceError(f"{folder} lacks {name}; convert it again: ntk-convert {folder} --out NEW")
-        if differs(folder, name):
+        path, ours = folder / name, (templates_folder() / name).read_bytes()
+        if path.stat().st_size != len(ours) or path.read_bytes() != ours:
             raise SourceError(
                 f"{name} differs from what this version of ntk-convert writes and is not run; convert the "
                 f"repository again: ntk-convert {folder} --out NEW"
             )
-
-
-def copied_files(source: Source) -> list[str]:
-    """The files of a converted repository but for its weights and its code."""
-    return [CONFIG, *small_files(source.files), *nested_files(source).files]
-
-
-def differs(folder: Path, name: str) -> bool:
-    """Whether a code file of a repository is not the one that this version writes."""
-    path, ours = folder / name, (templates_folder() / name).read_bytes()
-    return path.stat().st_size != len(ours) or path.read_bytes() != ours

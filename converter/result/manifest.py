@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,10 @@ UNLISTED = (CARD, MANIFEST)
 
 @dataclass(frozen=True)
 class Entry:
-    """One file."""
-
     size: int
     """In bytes."""
     sha256: str | None
     """None for weights that are linked to the source's, since nothing has read them."""
-
-    @classmethod
-    def of(cls, path: Path) -> Entry:
-        """The entry of a file, which is read."""
-        return cls(path.stat().st_size, sha256(path))
 
 
 def write(folder: Path, names: Iterable[str], known: Mapping[str, str | None]) -> None:
@@ -44,19 +37,14 @@ def write(folder: Path, names: Iterable[str], known: Mapping[str, str | None]) -
 
     ``known`` is the SHA-256 of some of the files, or None for files that must not be read; all others are.
     """
-    entries = {
-        name: Entry((folder / name).stat().st_size, known[name]) if name in known else Entry.of(folder / name)
-        for name in set(names) - set(UNLISTED)
-    }
+    files = {}
+    for name in sorted(set(names) - set(UNLISTED)):
+        path = folder / name
+        digest = known[name] if name in known else sha256(path)
+        files[name] = {"size": path.stat().st_size, "sha256": digest}
     new = folder / f".{MANIFEST}.new"
-    new.write_text(as_json(entries), encoding="utf-8")
+    new.write_text(json.dumps({"files": files}, indent=2) + "\n", encoding="utf-8")
     new.replace(folder / MANIFEST)
-
-
-def as_json(entries: Mapping[str, Entry]) -> str:
-    """The content of a manifest that lists these files."""
-    listed = {name: asdict(entry) for name, entry in sorted(entries.items())}
-    return json.dumps({"files": listed}, indent=2) + "\n"
 
 
 def read(folder: Path, unlisted: Collection[str] = UNLISTED) -> dict[str, Entry]:
@@ -88,15 +76,6 @@ def _entries(files: Any, unlisted: Collection[str]) -> dict[str, Entry]:
             raise SourceError(f"{MANIFEST} is damaged ({name[:100]!r}); convert the source again")
         entries[name] = Entry(size, digest)
     return entries
-
-
-def check_digests(written: Mapping[str, str | None], found: Mapping[str, str], *, remedy: str) -> None:
-    """Raises ``SourceError`` for a file whose SHA-256 now is not the manifest's, None for linked weights."""
-    for name, digest in found.items():
-        if written.get(name) not in (None, digest):
-            raise SourceError(
-                f"{name} is not as the conversion or export wrote it, so nobody has verified it; {remedy}"
-            )
 
 
 def update(folder: Path, added: Mapping[str, str]) -> None:

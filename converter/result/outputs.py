@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from converter.errors import OutputError
-from converter.paths import check_parents, name_output, out_path
+from converter.paths import name_output, out_path
 
 
 def check_folder(out: str | Path, *, overwrite: bool) -> Path:
@@ -17,8 +17,12 @@ def check_folder(out: str | Path, *, overwrite: bool) -> Path:
     place = out_path(out)
     if place.exists() and not place.is_dir():
         raise OutputError(f"`out` {out} is a file; name a folder")
-    if not place.is_dir():
-        check_parents(place, out)
+    if not place.is_dir():  # its missing parents can be made too
+        above = next(parent for parent in place.parents if os.path.lexists(parent))
+        if not above.is_dir():
+            raise OutputError(f"`out` {out} lies below {above.name}, which is not a folder; name another one")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise OutputError(f"no permission to write in {above}; change `out` {out}")
         return place
     if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
         raise OutputError(f"no permission to read and write in `out` {out}; name another folder")

@@ -22,8 +22,9 @@ from pathlib import Path
 from converter.bytesize import bytes_text
 from converter.errors import OutputError, SourceError
 from converter.interrupts import Interrupted, came, held
-from converter.paths import check_parents, name_output, out_path
+from converter.paths import name_output, out_path
 from converter.result.manifest import MANIFEST
+from converter.result.outputs import check_folder
 from converter.source.jsonfile import read_object
 
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -62,8 +63,6 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
         raise OutputError(f"`out` {out} is a symbolic link that points back to itself; name another folder")
     if len(os.fsencode(place.name)) > LONGEST_NAME:
         raise OutputError(f"the name of `out` is longer than {LONGEST_NAME} bytes; choose a shorter one")
-    if place.exists() and not place.is_dir():
-        raise OutputError(f"`out` {out} is a file; name a folder that does not exist yet")
     weights = {Path(os.path.realpath(entry)) for pattern in ("*", "*/*") for entry in source.glob(pattern)}
     overlap = OutputError(f"`out` {out} and the source {source} overlap; name another folder")
     sources = _folders(above for path in {origin, *weights} for above in (path, *path.parents))
@@ -78,16 +77,9 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
             f"`out` {out} holds {name!r}, and `overwrite` replaces only a result or a folder with "
             "nothing but a model's files; move it away, or name another folder"
         )
-    if sources & _folders(
-        Path(here) for here, _, _ in os.walk(place)
-    ):  # a folder there is mounted as the source
+    if sources & _folders(Path(here) for here, _, _ in os.walk(place)):  # one is mounted as the source
         raise overlap
-    if place.is_dir() and any(place.iterdir()) and not overwrite:
-        raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
-    check_parents(place, out)
-    if place.exists() and not os.access(place, os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to write in `out` {out}; name another folder")
-    return place
+    return check_folder(out, overwrite=overwrite)
 
 
 def _folders(paths: Iterable[Path]) -> set[tuple[int, int]]:
@@ -138,10 +130,8 @@ def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:
 def staged(place: Path, *, overwrite: bool) -> Iterator[Path]:
     """An empty folder that becomes ``place`` when the block ends, and is removed if the block raises.
 
-    Raises:
-        OutputError: another program filled ``place`` meanwhile.
-        Interrupted: the user stopped the run; says that nothing was written, or that the new folder is in
-            place.
+    Raises ``OutputError`` if another program filled ``place`` meanwhile, and ``Interrupted``, which says
+    whether the new folder is in place.
     """
     with workspace(place) as staging:
         yield staging
@@ -215,9 +205,8 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                             "`out` was filled by another program meanwhile; give `overwrite`"
                         ) from error
                 if _exchange(staging, place):
-                    shutil.rmtree(
-                        staging, ignore_errors=True
-                    )  # the old folder; a kill leaves it to the next run
+                    # The old folder; a kill leaves it to the next run.
+                    shutil.rmtree(staging, ignore_errors=True)
                     break
                 shutil.rmtree(aside, ignore_errors=True)
                 with suppress(FileNotFoundError):  # another run moved it first

@@ -39,8 +39,6 @@ LARGEST_BASE = 1e30
 
 @dataclass(frozen=True)
 class Rotary:
-    """The rotary positions of a checkpoint."""
-
     model: RotaryModel
     base: float
     dim: int
@@ -55,7 +53,6 @@ class Rotary:
 
     @property
     def frequencies(self) -> Frequencies:
-        """The frequencies as trained."""
         return frequencies(self.base, self.dim)
 
     def scaled(self, scaling: Scaling, tokens: int = 0) -> Frequencies:
@@ -111,10 +108,8 @@ def recognises(config: Config) -> bool:
 def read(config: Config) -> Rotary:
     """The rotary positions of a source's config.
 
-    Raises:
-        UnsupportedModel: transformers cannot scale the model through its config, or it is scaled already;
-            the message says why.
-        SourceError: a value is impossible, or two contradict each other.
+    Raises ``UnsupportedModel`` if transformers cannot scale the model through its config, or it is scaled
+    already, and ``SourceError`` if a value is impossible, or two contradict each other.
     """
     model_type = str(config.get("model_type"))
     if not recognises(config):
@@ -175,13 +170,9 @@ def check_scaling(rotary: Rotary, scaling: Scaling) -> None:
 
 def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
     method, model_type, reads = scaling.method, rotary.model.model_type, rotary.model.reads
-    if method == FITTED:
-        return f"`slopes` scales slopes, and the rotary {model_type!r} has none; give `method` ntk"
     if method not in ROTARY_METHODS:
-        return (
-            f"`method` {method} scales slopes only and cannot scale the rotary {model_type!r}; "
-            "give `method` ntk"
-        )
+        given = "`slopes`" if method == FITTED else f"`method` {method}"
+        return f"{given} scales slopes only, and the rotary {model_type!r} has none; give `method` ntk"
     if method == "ntk" and rotary.dim == 2:
         return (
             "the model rotates a single pair of channels, whose frequency does not depend on the base; "
@@ -196,12 +187,11 @@ def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
                 f"`scale` {scaling.factor_at(0):g} would raise the base {rotary.base:g} beyond "
                 f"{LARGEST_BASE:g}; give a smaller `scale`"
             )
-    if method == "linear" and "linear" not in reads:
-        return f"transformers does not read a linear rope_scaling for {model_type!r}; give `method` ntk"
+    for needed, wanted in (("linear", method == "linear"), ("yarn", scaling.ramp is not None)):
+        if wanted and needed not in reads:
+            return f"transformers does not read a {needed} rope_scaling for {model_type!r}; give `method` ntk"
     if scaling.ramp is None:
         return None
-    if "yarn" not in reads:
-        return f"transformers does not read YaRN's rope_scaling for {model_type!r}; give `method` ntk"
     if scaled_frequencies(rotary.base, rotary.dim, method, 2.0, scaling.ramp) == rotary.frequencies:
         start, end = scaling.ramp
         return (

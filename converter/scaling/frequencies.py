@@ -42,15 +42,10 @@ def ntk_base(base: float, dim: int, factor: float) -> float:
 
 
 def yarn_frequencies(base: float, dim: int, factor: float, ramp: Ramp) -> Frequencies:
-    """The frequencies of YaRN.
+    """The frequencies of YaRN for ``dim`` rotated channels and the base as trained.
 
-    A wavelength is 2 pi / frequency, in tokens. The ends of the ramp are rounded outwards to whole pairs.
-
-    Args:
-        base: the base as trained.
-        dim: number of rotated channels; even.
-        factor: scale factor a, at least 1, no unit.
-        ramp: the wavelengths at which scaling starts and is complete.
+    The ramp has the wavelengths, 2 pi / frequency, in tokens, at which scaling by ``factor`` starts and is
+    complete. Its ends are rounded outwards to whole pairs.
     """
 
     def pair_of(wavelength: float) -> float:
@@ -72,11 +67,7 @@ def yarn_attention(factor: float) -> float:
 def scaled_frequencies(
     base: float, dim: int, method: str, factor: float, ramp: Ramp | None = None
 ) -> Frequencies:
-    """The frequencies scaled by ``method`` with scale factor a = ``factor`` (at least 1, no unit).
-
-    Raises:
-        ValueError: the method has no rotary form, or ``by-parts`` has no ramp.
-    """
+    """The frequencies scaled by ``method`` with scale factor a = ``factor`` (at least 1, no unit)."""
     if method == "by-parts" and ramp is not None:
         return yarn_frequencies(base, dim, factor, ramp)
     if method == "ntk":

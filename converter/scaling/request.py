@@ -107,8 +107,7 @@ class ScalingOptions(TypedDict, total=False):
 class Request:
     """The scaling options of the command line and of the Python API, checked against each other.
 
-    Raises:
-        UsageError: an option or a combination is invalid; the message names it and what to give instead.
+    ``UsageError`` names an invalid option or combination, and what to give instead.
     """
 
     method: Method | None = None
@@ -228,11 +227,8 @@ class Request:
         Without a strength the scaling is dynamic: up to the trained length, the model then computes what the
         stock model does (see examples/evidence/README.md). In a decoder the factor grows by position, because
         only then do cached keys stay right while the text grows. In an encoder it grows by length, because
-        the first tokens look as far ahead as the last ones look back.
-
-        Raises:
-            UsageError: the trained length is needed but not known, the target is not above it, a strength is
-                missing, or the slopes were fitted from another trained length.
+        the first tokens look as far ahead as the last ones look back. Raises ``UsageError`` for what this
+        model cannot have.
         """
         if self.slopes is not None:
             return self._given(self.slopes, trained)

@@ -25,8 +25,6 @@ EXPONENTS = (-1.0, 4.0)
 """The least and the largest exponent of a fitted scaling; below 0, a head gets steeper."""
 TEMPERATURES = (-1.0, 1.0)
 """The least and the largest temperature; below 0, a head looks less closely at the content of the keys."""
-TEMPERED: tuple[Method, ...] = ("ntk", "by-parts")
-"""The methods that can have one temperature for all heads, which each gets as far as it is scaled."""
 LARGEST_FACTOR, LARGEST_RATE = 65536.0, 16.0
 """Of a fitted scaling. With ``EXPONENTS``, they keep all slopes within float32."""
 

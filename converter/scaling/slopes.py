@@ -46,9 +46,6 @@ def stock_slopes(num_heads: int, bias_max: float = 8.0) -> Slopes:
 
     With n a power of two, head i (from 1) gets ``2 ** (-bias_max * i / n)``. Any other number of
     heads takes the slopes of n = the power of two below, then the odd members of the set for 2n.
-
-    Raises:
-        ValueError: ``num_heads`` is below 1.
     """
     if num_heads < 1:
         raise ValueError(f"the number of heads must be at least 1, got {num_heads}")
@@ -68,13 +65,7 @@ def exponents(method: str, slopes: Slopes, ramp: Ramp | None = None) -> tuple[fl
     a head by its span, ``NATS / slope`` tokens, on the ramp: t = 0 up to its start, 1 from its end on, and
     between them by the logarithm of the span.
 
-    Args:
-        method: the name of the method.
-        slopes: the stock slopes; for ``by-parts``, the bias per token in nats.
-        ramp: the ramp of ``by-parts``; other methods do not use it.
-
-    Raises:
-        ValueError: the method is unknown, or ``by-parts`` has no ramp.
+    ``slopes`` are the stock ones; for ``by-parts``, the bias per token in nats.
     """
     heads = len(slopes)
     if method == "none":

@@ -74,16 +74,10 @@ class Checkpoint:
     files: Mapping[str, int]
     """Name -> size in bytes, in the order of the shards."""
     index: str | None
-    """Name of the index file, if the checkpoint has one."""
     weight_map: Mapping[str, str] = field(default_factory=dict)
     """Tensor -> file, from the index; empty without an index. Tied tensors may be listed and not stored."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """By name; empty for ``.bin`` files, whose tensors are known only after loading."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all weight files."""
-        return sum(self.files.values())
 
     @property
     def parameters(self) -> int | None:
@@ -207,8 +201,21 @@ def _tensors(folder: Path, files: list[str]) -> dict[str, Tensor]:
 
 def read_header(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file, checked against the file's size, or a ``SourceError``."""
-    header, data_bytes = _header(path)
-    return parse_header(header, path.name, data_bytes)
+    (header, data_bytes), file = _header(path), path.name
+    entries, _ = _entries(header, file)
+    tensors = {name: _tensor(name, entry, file, 8 + len(header)) for name, entry in entries.items()}
+    reached = 0
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
+        if tensor.start != reached:
+            overlap = "overlaps the one before it" if tensor.start < reached else "leaves a gap before it"
+            raise SourceError(f"{file} is damaged: the tensor {tensor.name!r} {overlap}; download it again")
+        reached = tensor.end
+    if reached != data_bytes:
+        what = "is truncated" if reached > data_bytes else "has bytes beyond its last tensor"
+        raise SourceError(
+            f"{file} {what}: {reached} bytes of tensors, {data_bytes} in the file; download it again"
+        )
+    return tensors
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -236,24 +243,6 @@ def _header(path: Path) -> tuple[bytes, int]:
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
     return header, size - 8 - length
-
-
-def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]:
-    """The tensors that a header declares, checked against ``data_bytes`` of data, or a ``SourceError``."""
-    entries, _ = _entries(header, file)
-    tensors = {name: _tensor(name, entry, file, 8 + len(header)) for name, entry in entries.items()}
-    reached = 0
-    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
-        if tensor.start != reached:
-            overlap = "overlaps the one before it" if tensor.start < reached else "leaves a gap before it"
-            raise SourceError(f"{file} is damaged: the tensor {tensor.name!r} {overlap}; download it again")
-        reached = tensor.end
-    if reached != data_bytes:
-        what = "is truncated" if reached > data_bytes else "has bytes beyond its last tensor"
-        raise SourceError(
-            f"{file} {what}: {reached} bytes of tensors, {data_bytes} in the file; download it again"
-        )
-    return tensors
 
 
 def _entries(header: bytes, file: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -27,9 +27,9 @@ POINTER = b"version https://git-lfs"
 """The start of the text that a clone has in the place of a large file."""
 
 
-def read_object(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
-    """The JSON object in ``path``, or a ``SourceError`` that ends with ``remedy``; see ``parse``."""
-    return parse_object(read_bytes(path), path.name, remedy)
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``, or a ``SourceError``; see ``parse``."""
+    return parse_object(read_bytes(path), path.name)
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
@@ -81,10 +81,14 @@ def parse(raw: bytes, name: str, remedy: str = AGAIN) -> Any:
     """The JSON value in ``raw``, or a ``SourceError`` that calls it ``name``, also beyond a limit."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for key, value in pairs:
             if not _finite(value):
                 raise SourceError(f"{name}: {key[:200]!r} is not a finite number; correct it there")
-        return _unique(pairs)
+            if key in found:
+                raise ValueError(f"the key {key[:200]!r} occurs twice in one object")
+            found[key] = value
+        return found
 
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MOST_VALUES:
         raise SourceError(f"{name} has more than {MOST_VALUES} values, too many for a file of its kind")
@@ -114,17 +118,6 @@ def _finite(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"the key {key[:200]!r} occurs twice in one object")
-            seen.add(key)
-    return result
 
 
 def _integer(digits: str) -> int:

@@ -74,11 +74,6 @@ def same_tokenizer(source: Source, names: Any) -> bool:
     return all(source.read(name) == source.read(TOKENIZER) for name in names or ())
 
 
-def same_weights(source: Source, name: Any) -> bool:
-    """Whether ``transformers_weights`` names the weights that are converted."""
-    return isinstance(name, str) and name == weight_index(source.files)
-
-
 def always(*_: Any) -> bool:
     return True
 
@@ -147,7 +142,7 @@ KEYS: Mapping[str, Mapping[str, Key]] = {
             "so transformers loads other weights than those that are converted",
             "give the right file the usual name, model.safetensors or model.safetensors.index.json, and "
             "remove the key",
-            unneeded=same_weights,
+            unneeded=lambda source, name: bool(name == weight_index(source.files)),
         ),
         "is_causal": Key(
             "so attention reads in both directions",

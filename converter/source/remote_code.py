@@ -7,12 +7,10 @@ packages. So a converted repository names its own code files and no other code.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from converter.errors import SourceError
-from converter.source.jsonfile import parse
 from converter.source.source import Source, plain_text
 
 CLASSES = ("auto_map", "custom_pipelines")
@@ -40,28 +38,14 @@ def without_references(content: Any, code: Collection[str]) -> tuple[Any, dict[s
     return _cleaned(content, code, found), found
 
 
-def check_references(
-    source: Source, code: Collection[str], names: Iterable[str], *, saved: bool = False
-) -> dict[str, bytes]:
-    """Raises ``SourceError`` if one of these files of a converted repository names other code.
-
-    With ``saved``, ``code`` may be named as transformers saves it for a model that was loaded from the Hub,
-    ``user/name--module.Class``. Returns the new content of such files, without the repository.
-    """
-    stems = "|".join(name.removesuffix(".py") for name in code)
-    elsewhere = re.compile(rf'"[^"]*--(?=({stems})\.)'.encode())
-    changed = {}
+def check_references(source: Source, code: Collection[str], names: Iterable[str]) -> None:
+    """Raises ``SourceError`` if one of these files of a converted repository names other code."""
     for name, content in source.contents(name for name in names if name.endswith(".json")).items():
-        raw = source.read(name)
-        local = elsewhere.sub(b'"', raw) if saved and code and "/" not in name else raw
-        for key, text in without_references(parse(local, name) if local != raw else content, code)[1].items():
+        for key, text in without_references(content, code)[1].items():
             raise SourceError(
                 f"{name} has {key} {text}, which makes loading run code that is not this repository's own; "
                 "remove the key, or convert the source again"
             )
-        if local != raw:
-            changed[name] = local
-    return changed
 
 
 def _cleaned(value: Any, code: Collection[str], found: dict[str, str]) -> Any:

@@ -21,7 +21,6 @@ from converter.source.remote_code import NOT_COPIED
 from converter.source.source import CONFIG, PLAIN, Source, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
 
-CHAT_TEMPLATES = "additional_chat_templates"
 MODULES = "modules.json"
 UNREADABLE = f"{MODULES} is not a list of modules that sentence-transformers can read"
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -59,7 +58,8 @@ class Nested:
 
 def nested_files(source: Source) -> Nested:
     """Finds the files to copy; from the Hub, ``modules.json`` is downloaded for this."""
-    files = {name: size for name, size in source.inside(CHAT_TEMPLATES).items() if name.endswith(".jinja")}
+    nested = source.inside("additional_chat_templates")
+    files = {name: size for name, size in nested.items() if name.endswith(".jinja")}
     notes = []
     modules: list[tuple[str, str]] = []
     if MODULES in source.files:
@@ -121,9 +121,7 @@ class Pooling:
 def read_pooling(source: Source) -> Pooling | None:
     """How sentence-transformers would pool a repository's hidden states; None without ``modules.json``.
 
-    Raises:
-        UnsupportedModel: in a way that is not computed here.
-        SourceError: one of the files is damaged.
+    Raises ``UnsupportedModel`` for a way that is not computed here, ``SourceError`` for a damaged file.
     """
     if MODULES not in source.files:
         return None

@@ -35,7 +35,4 @@ def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
         raise SourceError(
             f"{shown} has the unknown key {plain_text(str(key))}; remove it, or put it under {RECORD!r}"
         )
-    scaling = read_scaling(content, shown)
-    if not scaling.scaled:
-        raise AssertionError("a fitted scaling has exponents")
-    return GivenSlopes(name, scaling, record)
+    return GivenSlopes(name, read_scaling(content, shown), record)

@@ -226,15 +226,14 @@ class Source:
     def config(self) -> dict[str, Any]:
         """The parsed ``config.json``, or a ``SourceError``."""
         if CONFIG not in self.files:
-            adapter = "; it is a LoRA adapter: merge it into its model first" * (
-                "adapter_config.json" in self.files
-            )
-            audio = "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted" * (
-                "config.yaml" in self.files
-            )
+            signs = {
+                "adapter_config.json": "; it is a LoRA adapter: merge it into its model first",
+                "config.yaml": "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted",
+            }
+            what = "".join(text for name, text in signs.items() if name in self.files)
             inner = [f"{path.parent.name}/{CONFIG}" for path in sorted(self.folder.glob(f"*/{CONFIG}"))]
             check_others(self.name, [*self.files, *inner])
-            raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{adapter}{audio}")
+            raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{what}")
         for name in QUANTISED_BY:
             if name in self.files:
                 raise quantised(f"it has {name}")

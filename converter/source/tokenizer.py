@@ -63,7 +63,6 @@ class Tokenizer:
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """Templates that are copied into the result for it."""
         return (TEMPLATE,) if self.ours else ()
 
 

@@ -17,8 +17,8 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 from converter.config import Config
@@ -27,7 +27,6 @@ from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.rotary import RotaryModel
 from converter.progress import Bar, steps
-from converter.scaling.scaling import UNSCALED
 from converter.verification.check import Check, not_ours
 
 __all__ = ["Check", "verify"]
@@ -44,65 +43,34 @@ def verify(
     passed: list[Check] | None = None,
     progress: bool = False,
 ) -> list[Check]:
-    """Checks a converted repository.
+    """Checks a converted repository, complete except for its card; returns the checks, in order.
 
-    Args:
-        model: a converted repository, complete except for its card.
-        source_config: the source's config as read, for the stock model; by default ``model``'s.
-        source: the source's folder, for its tokenizer; None if it is not at hand.
-        passed: gets each check that passes.
-        progress: draw a progress bar on stderr.
-
-    Returns:
-        The checks, in order. A check that does not apply is marked as skipped and says why.
-
-    Raises:
-        VerificationError: a check failed (the first one is named), or the model cannot be built or run.
+    ``source_config`` is the source's config as read, for the stock model, by default ``model``'s; ``source``
+    is its folder, for its tokenizer, None if it is not at hand. ``passed`` gets each check that passes.
+    Raises ``VerificationError`` for the first check that fails, or a model that cannot be built or run.
     """
+    passed = [] if passed is None else passed
     try:
         # The bar comes first, because loading torch and transformers takes seconds.
         with steps("verifying", CHECKS, show=progress) as bar, unlogged(), one_thread():
             if isinstance(model, AlibiModel):
                 config = model.source_config if source_config is None else source_config
-                return _verify_alibi(model, config, source, [] if passed is None else passed, bar)
+                return _verify_alibi(model, config, source, passed, bar)
             assert isinstance(model, RotaryModel)
             from converter.verification import rotary
 
-            checks = rotary.verify(model, [] if passed is None else passed)
+            rotary.verify(model, passed)
             bar(CHECKS)
-            return checks
+            return passed
     except ConverterError:
         raise
     except Exception as error:  # building a model from a bad config value can raise anything
         if not_ours(error):
             raise
-        if (version := _incompatible(model)) is not None:
-            raise VerificationError(
-                f"the model does not run with transformers {version}, whatever its config.json says "
-                f"({reason(error)}); install another version of transformers"
-            ) from error
         raise VerificationError(
-            f"the model does not run with this config.json ({reason(error)}); correct the value there"
+            f"the model does not run with this config.json ({reason(error)}); correct the value there, or "
+            f"install another version of transformers than {version('transformers')}"
         ) from error
-
-
-def _incompatible(model: Model) -> str | None:
-    """The version of transformers, if a small model without any settings of this repository fails too."""
-    import transformers
-
-    from converter.verification import paths
-    from converter.verification.patched import Patched
-
-    if not isinstance(model, AlibiModel):
-        return None
-    plain = dict(zip(model.family.sizes, (4, 32, 2), strict=True))
-    small = replace(model, config=plain, source_config=plain, scaling=UNSCALED)
-    try:
-        with unlogged(), one_thread(), Patched.load(small) as patched:
-            paths.check(patched)
-    except Exception:  # whatever the repository failed with
-        return transformers.__version__
-    return None
 
 
 def _verify_alibi(
@@ -139,7 +107,10 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Hides what transformers tells, such as the whole of a config with a wrong value; it is also raised."""
+    """Hides what transformers tells, such as the whole of a config with a wrong value; it is also raised.
+
+    Its bars and warnings would name temporary folders.
+    """
     from transformers.utils import logging as told
 
     level, bars = told.get_verbosity(), told.is_progress_bar_enabled()

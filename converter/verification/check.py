@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from converter.errors import out_of_memory
 
@@ -18,10 +17,6 @@ class Check:
     """What was found, in one line."""
     skipped: bool = False
     """True if the check does not apply; the detail says why."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields, as JSON."""
-        return asdict(self)
 
 
 def not_ours(error: Exception) -> bool:

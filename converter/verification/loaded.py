@@ -57,13 +57,7 @@ Outputs = dict[str, torch.Tensor]
 def check(patched: Patched, source_config: Config, source: Path | None = None) -> Check:
     """Loads the first layers of the result, and of its source if transformers has a class for it.
 
-    Args:
-        patched: the result.
-        source_config: the source's config as read.
-        source: the source's folder, for its tokenizer; None if it is not at hand.
-
-    Raises:
-        VerificationError: the result does not load, does not run, or is not what the checkpoint says.
+    Raises ``VerificationError`` if it does not load, does not run, or is not what the checkpoint says.
     """
     part = Shrunk.of(patched)
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as place, own_modules(Path(place)):
@@ -356,10 +350,8 @@ def own_modules(folder: Path) -> Iterator[None]:
 def unround_bias(stock: Any) -> None:
     """Gives the layers of a stock Falcon its bias without the rounding to bfloat16 that it has in any dtype.
 
-    Stock BLOOM has the same function without the rounding.
-
-    Args:
-        stock: a backbone that computes attention with sdpa, for which the bias is part of the mask.
+    Stock BLOOM has the same function without the rounding. ``stock`` is a backbone that computes attention
+    with sdpa, for which the bias is part of the mask.
     """
     heads = stock.config.num_attention_heads
     scale = (stock.config.hidden_size // heads) ** -0.5

@@ -60,12 +60,7 @@ class Patched:
         return getattr(self.modeling, f"Ntk{self.model.family.camel}Model")
 
     def probe_config(self, scaling: Scaling, layers: int = PROBE_LAYERS) -> Any:
-        """The repository's config shrunk to a small model with the same heads and options.
-
-        Args:
-            scaling: of the model.
-            layers: how many layers the small model has; they get the slopes of the first ones.
-        """
+        """The config shrunk to ``layers`` small layers with the heads and options of the first ones."""
         # Where the bias depends on the head size, so do the spans. The probe's ramp follows them.
         bias_scale, head_dim = self.model.family.bias_scale, self.model.geometry.head_dim
         scaling = stretched(scaling, bias_scale(head_dim) / bias_scale(PROBE_HEAD_DIM))
@@ -91,7 +86,6 @@ class Patched:
         return None if found is None else int(found[1])
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One stored tensor."""
         with self.open(name) as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
@@ -101,12 +95,6 @@ class Patched:
         with self.open(name) as file:
             matrix = file.get_slice(name)
             return torch.cat([matrix[index : index + 1] for index in indices])
-
-    def first_rows(self, name: str, count: int) -> torch.Tensor:
-        """The first rows of a stored matrix, without reading the others."""
-        with self.open(name) as file:
-            rows: torch.Tensor = file.get_slice(name)[:count]
-        return rows
 
     def fill(
         self, module: Any, prefix: str = "", read: Callable[[str], torch.Tensor] | None = None

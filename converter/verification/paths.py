@@ -38,10 +38,7 @@ def check(patched: Patched) -> Check:
     Plain attention computes each row alone, without padding. A decoder has three other paths: one pass,
     chunks over a cache, and single tokens over a cache. An encoder has one pass, in inference and in
     training, over rows longer than the block of queries that it computes at once, and a pass in tiles, as in
-    long rows.
-
-    Raises:
-        VerificationError: a path differs; the message names the path and the difference.
+    long rows. ``VerificationError`` names a path that differs, and by how much.
     """
     family = patched.model.family
     scaling = patched.model.scaling
@@ -87,10 +84,8 @@ def check(patched: Patched) -> Check:
                 f"{name} attention differs from plain attention by {difference:.2e} (relative)"
             )
         worst = max(worst, difference)
-    return Check(
-        NAME,
-        f"{', '.join(steps)}: the same result as plain attention; largest relative difference {worst:.1e}",
-    )
+    same = f"{', '.join(steps)}: the same result as plain attention"
+    return Check(NAME, f"{same}; largest relative difference {worst:.1e}")
 
 
 @contextlib.contextmanager

@@ -20,16 +20,10 @@ from converter.verification.tensors import fits
 
 # Relative; float32 rounds a power of the base by about this much.
 TOLERANCE = 2e-5
-# Tensors that transformers 5 renames as it loads them (its ``conversion_mapping.py``).
-RENAMED = {"embed_out.": "lm_head."}
 
 
-def verify(converted: RotaryModel, passed: list[Check]) -> list[Check]:
-    """Runs all checks; ``passed`` gets each that passes, see ``converter.verification.verify``.
-
-    Raises:
-        VerificationError: a check failed.
-    """
+def verify(converted: RotaryModel, passed: list[Check]) -> None:
+    """Runs all checks; ``passed`` gets each that passes, see ``converter.verification.verify``."""
     import transformers
 
     checkpoint = converted.checkpoint
@@ -45,7 +39,6 @@ def verify(converted: RotaryModel, passed: list[Check]) -> list[Check]:
         model = model_class(config)(config)
     passed.append(check_tensors(model, converted))
     passed.append(check_frequencies(model, converted))
-    return passed
 
 
 def model_class(config: Any) -> Any:
@@ -66,40 +59,24 @@ def model_class(config: Any) -> Any:
 
 
 def check_tensors(model: Any, converted: RotaryModel) -> Check:
-    """Checks that every tensor the model expects is stored with its shape, and no other tensor.
-
-    A stored name may lack the backbone's prefix or have an extra one, as transformers allows.
-
-    Raises:
-        VerificationError: a tensor is missing, left over or misshapen; the message names the first.
-    """
+    """Checks that every tensor the model expects is stored with its shape, and no other tensor."""
     checkpoint = converted.checkpoint
     if any(re.search(r"\.(experts|block_sparse_moe)\.", stored) for stored in checkpoint.tensors):
         return Check(
             "tensors", "not compared: transformers rearranges experts as it loads them", skipped=True
         )
-    expected = model.state_dict().keys()
-    prefix = f"{model.base_model_prefix}."
     embeddings = model.get_input_embeddings().weight
     named = next(name for name, parameter in model.named_parameters() if parameter is embeddings)
-    check_wrapper(checkpoint.tensors, named.removeprefix(prefix), model.base_model_prefix)
-    stored = {}
-    for key, tensor in checkpoint.tensors.items():
-        spellings = [key, prefix + key, key.removeprefix(prefix)]
-        spellings += [new + key.removeprefix(old) for old, new in RENAMED.items() if key.startswith(old)]
-        full = next((spelling for spelling in spellings if spelling in expected), key)
-        if full in expected or not converted.unread.search(key):
-            stored[full] = tensor.shape
-    return fits(model, stored)
+    backbone = model.base_model_prefix
+    check_wrapper(checkpoint.tensors, named.removeprefix(f"{backbone}."), backbone)
+    return fits(model, checkpoint.tensors, converted.unread)
 
 
 def check_frequencies(model: Any, converted: RotaryModel) -> Check:
     """Compares measured frequencies with the formula; for a dynamic scaling, at three lengths.
 
-    The first of those is the longest at which the factor is still 1.
-
-    Raises:
-        VerificationError: a frequency differs; the message names the pair of channels and both values.
+    The first of those is the longest at which the factor is still 1. ``VerificationError`` names the pair of
+    channels that differs and both values.
     """
     rotary, change = converted.rotary, converted.change(converted.scaling)
     start = change.dynamic_from
@@ -145,10 +122,9 @@ def check_frequencies(model: Any, converted: RotaryModel) -> Check:
 
 @torch.no_grad()
 def measure(module: Any, tokens: int) -> tuple[torch.Tensor, float]:
-    """The angles by which a row of ``tokens`` tokens is turned at position 1, and the factor on its length.
+    """The angles, float64, largest first, by which a row of ``tokens`` tokens is turned at position 1.
 
-    Returns:
-        Angles, float64, largest first; and the length of the pair of cosine and sine.
+    And the factor on its length: the length of the pair of cosine and sine.
     """
     positions = torch.tensor([[1, tokens - 1]])
     cosines, sines = (output[0, 0].double() for output in module(torch.zeros(1), positions))

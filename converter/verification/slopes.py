@@ -51,9 +51,7 @@ def check(patched: Patched) -> Check:
     """Compares what is measured with ``converter.scaling``: at one length, or two if dynamic.
 
     Where the layers' slopes differ, every layer is measured; else one is enough, since all share them.
-
-    Raises:
-        VerificationError: a slope or a temperature differs; the message names the head and both values.
+    ``VerificationError`` names the head whose slope or temperature differs, and both values.
     """
     family = patched.model.family
     scaling = patched.model.scaling
@@ -162,13 +160,10 @@ def last_weights(model: Any, tokens: int, scores: np.ndarray | None = None) -> l
 
 
 def slopes_of(weights: torch.Tensor, at: int, side: int, span: int) -> np.ndarray:
-    """The slopes that a query's attention weights show, float64 [num_heads].
+    """The slopes that a query's attention weights of all keys [num_heads, keys] show, float64 [num_heads].
 
-    Args:
-        weights: the query's weights of all keys, [num_heads, keys].
-        at: the key from which distances are measured.
-        side: 1 to measure among the keys after it, -1 among those before it.
-        span: the distance in keys; for steep heads it is as much shorter as float32 asks for.
+    They are measured from the key ``at`` to those after it (``side`` is 1) or before it (-1), over ``span``
+    keys; for steep heads it is as much shorter as float32 asks for.
     """
     logs: np.ndarray = weights.double().log().numpy()
     with np.errstate(invalid="ignore"):  # wrong code may give keys no weight; their slopes are not numbers

@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from converter.errors import VerificationError
+from converter.source.checkpoint import Tensor
 from converter.verification.check import Check
 from converter.verification.patched import Patched, build
 
 NAME = "tensors"
+RENAMED = {"embed_out.": "lm_head."}
+"""Tensors that transformers 5 renames as it loads them (its ``conversion_mapping.py``)."""
 
 
 def check(patched: Patched) -> Check:
-    """Compares names and shapes with those of the model, built on the meta device.
-
-    A stored name may lack the backbone's prefix or have an extra one, as transformers allows when it loads a
-    backbone into a model with a head, or the reverse.
-
-    Raises:
-        VerificationError: a tensor is missing, left over or misshapen; the message names the first.
-    """
-    family = patched.model.family
+    """Compares names and shapes with those of the model, built on the meta device; see ``fits``."""
     # Checked first, since it would take long to build a million layers and find them missing.
     in_config = patched.build_config().num_hidden_layers
     stored_layers = len({patched.layer_of(name) for name in patched.model.checkpoint.tensors} - {None})
     if in_config != stored_layers:
         raise VerificationError(f"config.json says {in_config} layers, but the weights have {stored_layers}")
     model = build(patched.architecture, patched.build_config(), device="meta")
-    expected = model.state_dict().keys()
+    return fits(model, patched.model.checkpoint.tensors, patched.model.unread)
+
+
+def fits(model: Any, tensors: Mapping[str, Tensor], unread: re.Pattern[str]) -> Check:
+    """Compares stored tensors with a model; ``VerificationError`` names the first that is wrong.
+
+    A stored name may lack the backbone's prefix or have an extra one, as transformers allows when it loads a
+    backbone into a model with a head, or the reverse.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     stored = {}
-    unread = patched.model.unread
-    prefix = f"{family.base_prefix}."
-    for name, tensor in patched.model.checkpoint.tensors.items():
-        if unread.search(name):
-            continue
-        spellings = (name, prefix + name, family.below(name))
+    prefix = f"{model.base_model_prefix}."
+    for name, tensor in tensors.items():
+        spellings = [name, prefix + name, name.removeprefix(prefix)]
+        spellings += [new + name.removeprefix(old) for old, new in RENAMED.items() if name.startswith(old)]
         full = next((spelling for spelling in spellings if spelling in expected), name)
         if full in stored:
             raise VerificationError(f"the tensor {full!r} is stored twice, with and without {prefix!r}")
-        stored[full] = tensor.shape
-
-    return fits(model, stored)
-
-
-def fits(model: Any, stored: Mapping[str, tuple[int, ...]]) -> Check:
-    """Checks the shapes of the stored tensors, by the model's names.
-
-    Raises:
-        VerificationError: a tensor is missing, left over or misshapen; the message names the first.
-    """
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        if full in expected or not unread.search(name):
+            stored[full] = tensor.shape
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
     missing = sorted(expected.keys() - stored.keys() - tied)
     left_over = sorted(stored.keys() - expected.keys())

@@ -2,7 +2,7 @@
 
 vLLM finds it by the entry point in pyproject.toml, and calls ``register`` in each of its processes:
 
-    versions.py       the versions of vLLM that it is written for, and what it uses of them
+    versions.py       the versions of vLLM that it is written for
     registration.py   tells vLLM about configs and models
     checks.py         how large the heads are in the cache, what is refused, and what to do about it
     model.py          a backbone with a head, and how its weights are loaded

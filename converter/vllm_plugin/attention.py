@@ -22,11 +22,7 @@ from vllm.distributed import (
     tensor_model_parallel_all_gather,
 )
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.linear import (
-    ColumnParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
+from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.v1.attention.selector import get_attn_backend
 
 from converter.families.family import Family
@@ -61,7 +57,6 @@ class Setup:
 
     @property
     def config(self) -> Any:
-        """The converted repository's config."""
         return self.vllm_config.model_config.hf_config
 
     @property
@@ -83,11 +78,7 @@ class Setup:
         return slice(get_tensor_model_parallel_rank() * heads, (get_tensor_model_parallel_rank() + 1) * heads)
 
     def channels(self, values: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Channels:
-        """The channels of tokens at these positions, int64 [T].
-
-        Args:
-            values: slopes, exponents and temperatures, from ``Alibi.on``.
-        """
+        """The channels of tokens at these positions, int64 [T]; ``values`` are from ``Alibi.on``."""
         factors = self.alibi.query_factors(positions[None], values=values)
         if factors is not None:
             factors = factors[..., self.own_heads, :][:, 0].transpose(1, 2)[..., None].unbind()
@@ -100,12 +91,7 @@ class Setup:
 
 
 class AlibiAttention(nn.Module):
-    """Causal attention with ALiBi over vLLM's cache.
-
-    Args:
-        layer: index of the layer, which may have slopes of its own.
-        heads, kv_heads: this process's query heads, and key heads.
-    """
+    """Causal attention with ALiBi over vLLM's cache, of this process's query heads and key heads."""
 
     def __init__(self, setup: Setup, layer: int, heads: int, kv_heads: int, prefix: str):
         super().__init__()
@@ -134,12 +120,7 @@ class AlibiAttention(nn.Module):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, channels: Channels
     ) -> torch.Tensor:
-        """The heads' outputs, [T, H * D].
-
-        Args:
-            query: [T, H * D].
-            key, value: [T, H or fewer (grouped), times D].
-        """
+        """The heads' outputs, [T, H * D], as the query; key and value may have fewer heads (grouped)."""
         if channels.factors is not None:
             states = query.unflatten(-1, (self.heads, self.size)) * channels.factors[self.row]
             query = states.to(query.dtype).flatten(-2)
@@ -163,15 +144,9 @@ class SelfAttention(nn.Module):
     """The projections around ``AlibiAttention``.
 
     Each process has its heads of the fused projection. Its outputs are all queries, all keys, all values, or
-    else query, key and value of each head together.
-
-    Args:
-        fused: name of the fused projection, as stored.
-        output: name of the output projection, as stored.
-        bias: whether both have a bias.
-        by_head: whether the fused projection stores query, key and value of each head together.
-        norms: norms over all queries and over all keys, which are stored as ``q_ln`` and ``k_ln``.
-        clip: bound of queries, keys and values.
+    else query, key and value of each head together (``by_head``). ``fused`` and ``output`` are the stored
+    names of the projections, ``norms`` are over all queries and over all keys, stored as ``q_ln`` and
+    ``k_ln``, and ``clip`` bounds queries, keys and values.
     """
 
     def __init__(
@@ -233,11 +208,9 @@ class SelfAttention(nn.Module):
 
 
 def normed(norm: nn.Module, states: torch.Tensor, replicas: int) -> torch.Tensor:
-    """This process's part of the norm over the states of all processes.
+    """This process's part of the norm over the states of all processes, of which this one has [T, width].
 
-    Args:
-        states: [T, width], this process's heads.
-        replicas: how many processes in a row have the same heads.
+    ``replicas``: how many processes in a row have the same heads.
     """
     processes = get_tensor_model_parallel_world_size()
     width, rank = states.shape[-1], get_tensor_model_parallel_rank()

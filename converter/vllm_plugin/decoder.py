@@ -147,12 +147,7 @@ class CausalLM(DecoderModel):
 
 
 def queries_first(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """All queries, all keys, all values, from a fused weight or bias with the three of each head together.
-
-    Args:
-        tensor: [heads * 3 * head size, ...].
-        heads: number of heads.
-    """
+    """All queries, keys, values, from a fused weight [heads * 3 * head size, ...] or bias, stored by head."""
     return tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
 
 

@@ -69,9 +69,8 @@ class Output(nn.Module):
 class SelfAttention(nn.Module):
     """Queries, keys and values of this process's heads, and their attention.
 
-    Args:
-        fused: name of the projection, as stored or as ``Model.stored`` names it.
-        norms: whether queries and keys are normalised over the whole width, before the split into heads.
+    ``fused`` names the projection, as stored or as ``Model.stored`` does. With ``norms``, queries and keys
+    are normalised over the whole width, before the split into heads.
     """
 
     def __init__(self, setup: Setup, layer: int, fused: str, prefix: str, *, norms: bool = False):
@@ -202,11 +201,7 @@ class EncoderModel(Model):
         inputs_embeds: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [T, hidden] of the tokens of all texts, from their ids [T].
-
-        Args:
-            token_type_ids: [T]; all 0 if None. vLLM has them for pairs of texts.
-        """
+        """Hidden states [T, hidden] of all texts, from their ids [T], and from types if they are pairs."""
         if token_type_ids is not None:
             assert input_ids is not None
             input_ids[: len(token_type_ids)].bitwise_or_(token_type_ids << SHIFT)

@@ -28,13 +28,11 @@ class Embedding(Model):
 
 
 class TokenClassifier(Model):
-    """Classes of tokens."""
-
     is_pooling_model = True
 
     def add_head(self, vllm_config: VllmConfig, prefix: str) -> None:  # noqa: ARG002
-        model_config = vllm_config.model_config
-        self.classifier = linear(self.config.hidden_size, self.config.num_labels, model_config.head_dtype)
+        model_config, sizes = vllm_config.model_config, (self.config.hidden_size, self.config.num_labels)
+        self.classifier = nn.Linear(*sizes, dtype=model_config.head_dtype)
         self.pooler = pooler_for_token_classify(model_config.pooler_config, classifier=self.classifier)
 
 
@@ -45,7 +43,7 @@ class LastTokenClassifier(Model, SupportsCrossEncoding):
 
     def add_head(self, vllm_config: VllmConfig, prefix: str) -> None:  # noqa: ARG002
         sizes = self.config.hidden_size, self.config.num_labels
-        self.score = linear(*sizes, vllm_config.model_config.head_dtype, bias=False)
+        self.score = nn.Linear(*sizes, bias=False, dtype=vllm_config.model_config.head_dtype)
         self.pooler = classes(vllm_config, get_seq_pooling_method("LAST"), self.score)
 
 
@@ -57,7 +55,7 @@ class FirstTokenClassifier(Model, SupportsCrossEncoding):
     def add_head(self, vllm_config: VllmConfig, prefix: str) -> None:  # noqa: ARG002
         width, dtype = self.config.hidden_size, vllm_config.model_config.head_dtype
         self.backbone.pooler = PoolerLayer(width, dtype)
-        self.classifier = linear(width, self.config.num_labels, dtype)
+        self.classifier = nn.Linear(width, self.config.num_labels, dtype=dtype)
         head = EmbeddingPoolerHead(self.backbone.pooler, dtype)
         pooled = SequencePooler(get_seq_pooling_method("CLS"), head)
         self.pooler = classes(vllm_config, pooled, self.classifier)
@@ -68,14 +66,10 @@ class PoolerLayer(nn.Module):
 
     def __init__(self, width: int, dtype: torch.dtype):
         super().__init__()
-        self.dense = linear(width, width, dtype)
+        self.dense = nn.Linear(width, width, dtype=dtype)
 
     def forward(self, first: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.dense(first))
-
-
-def linear(inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool = True) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
 
 
 def classes(vllm_config: VllmConfig, pooling: nn.Module, classifier: nn.Module) -> DispatchPooler:

@@ -23,7 +23,6 @@ class Layer(nn.Module):
     names: tuple[str, str, str, str]
     """The checkpoint's names of the first norm, attention, the second norm and the MLP."""
     make_norm: Callable[[Any], nn.Module] = staticmethod(layer_norm)
-    """Makes a norm from the config."""
 
     def __init__(self, setup: Setup, layer: int, prefix: str):
         super().__init__()
@@ -50,10 +49,7 @@ class Layer(nn.Module):
 class MLP(nn.Module):
     """``down(activation(up(x)))``, or ``down(activation(gate(x)) * up(x))``.
 
-    Args:
-        up, down, gate: names of the projections, as stored; None for an MLP without a gate.
-        width: between the projections.
-        bias: whether all of them have a bias.
+    ``up``, ``down`` and ``gate`` are the stored names of the projections, and ``width`` is between them.
     """
 
     def __init__(

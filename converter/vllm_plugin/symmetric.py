@@ -52,12 +52,7 @@ class TextsBuilder(AttentionMetadataBuilder[Texts]):
 
 
 class TextByText(AttentionImpl[Texts]):
-    """Attention of each text, by the templates' function.
-
-    Args:
-        setup: the model's.
-        row: which of the plans is this layer's.
-    """
+    """Attention of each text, by the templates' function; ``row`` says which of the plans is this layer's."""
 
     def __init__(self, num_heads: int, *_: Any, setup: Setup, row: int):
         self.num_heads = num_heads
@@ -116,12 +111,7 @@ class TextByTextBackend(AttentionBackend):
 
 
 class EncoderAttention(nn.Module):
-    """Bidirectional attention of every text.
-
-    Args:
-        layer: index of the layer, which may have slopes of its own.
-        heads: this process's heads.
-    """
+    """Bidirectional attention of every text, of this process's heads."""
 
     def __init__(self, setup: Setup, layer: int, heads: int, prefix: str):
         super().__init__()

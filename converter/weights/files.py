@@ -68,7 +68,6 @@ def copy_file(source: Path, target: Path, size: int | None = None, look: Look = 
 
 
 def changed(name: str) -> SourceError:
-    """The error for a file that changed while it was read."""
     return SourceError(f"{name} changed while it was read; try again")
 
 

@@ -42,6 +42,8 @@ class Scan:
 
     def __call__(self, block: memoryview) -> None:
         """Takes the next bytes, of any number; a ``SourceError`` names a tensor that is not finite there."""
+        import numpy as np  # here, since the command line imports this module
+
         start, end = self._at, self._at + len(block)
         self._at = end
         for tensor in self._tensors[max(0, bisect_right(self._offsets, start) - 1) :]:
@@ -54,20 +56,11 @@ class Scan:
             size = ITEM_BYTES[tensor.dtype]
             whole = len(data) - len(data) % size
             self._rest = bytes(data[whole:])
-            if not finite(data[:whole], tensor.dtype):
+            infinity, sign = INFINITY[tensor.dtype], 1 << 8 * size - 1
+            positive, negative = (np.frombuffer(data[:whole], f"<{kind}{size}") for kind in "iu")
+            if positive.max(initial=0) >= infinity or negative.max(initial=0) >= sign + infinity:
                 raise not_finite(tensor.name, self.file, self.remedy)
 
 
 def not_finite(name: str, file: str, remedy: str = DAMAGED) -> SourceError:
-    """The error for a tensor with such values."""
     return SourceError(f"the tensor {name!r} in {file} has values that are NaN or infinite; {remedy}")
-
-
-def finite(data: memoryview | bytes, dtype: str) -> bool:
-    """Whether all of some whole little-endian numbers are finite; ``dtype`` is one of ``INFINITY``."""
-    import numpy as np  # here, since the command line imports this module
-
-    size, infinity = ITEM_BYTES[dtype], INFINITY[dtype]
-    positive, negative = np.frombuffer(data, f"<i{size}"), np.frombuffer(data, f"<u{size}")
-    sign = 1 << 8 * size - 1
-    return bool(positive.max(initial=0) < infinity and negative.max(initial=0) < sign + infinity)

@@ -14,8 +14,19 @@ from converter.errors import SourceError
 from converter.source.checkpoint import LONGEST_NAME, MOST_DIMENSIONS, TRAINING
 from converter.weights.files import is_zip
 
-DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
-"""Names of the torch dtypes that a model's tensors have."""
+NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+"""torch dtype of a model's tensors -> its name in the safetensors format."""
 MOST = 8
 """The tensors together may have at most this many times the file's bytes. A tensor with several names, or one
 that repeats a number, is stored once but written out in full; a hostile file could fill the disk that way."""
@@ -55,7 +66,7 @@ def load(path: Path) -> dict[str, torch.Tensor]:
         if (
             tensor.layout != torch.strided
             or tensor.device.type != "cpu"
-            or str(tensor.dtype).removeprefix("torch.") not in DTYPES
+            or tensor.dtype not in NAMES
             or tensor.is_neg()
             or tensor.dim() > MOST_DIMENSIONS
         ):

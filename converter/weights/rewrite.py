@@ -22,21 +22,8 @@ from converter.errors import SourceError
 from converter.source.checkpoint import ITEM_BYTES, PICKLED, Tensor, read_header, read_metadata
 from converter.weights.files import BLOCK, Look, changed, write_all
 from converter.weights.finite import not_finite
-from converter.weights.pickles import load, pieces, without_tied
+from converter.weights.pickles import NAMES, load, pieces, without_tied
 
-NAMES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
-"""torch dtype -> its name in the safetensors format."""
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 """The dtypes that ``--dtype`` converts from and to."""
 

@@ -47,8 +47,6 @@ NOT_LINKED = {None: "copied", "reflink": "not shared", "hard": "not linked", "sy
 
 @dataclass(frozen=True)
 class Order:
-    """How to transfer the weights."""
-
     dtype: Dtype | None = None
     """Round floating point tensors to this dtype; None changes no byte."""
     link: Link | None = None

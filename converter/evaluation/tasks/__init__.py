@@ -16,23 +16,9 @@ from importlib import import_module
 from pathlib import Path
 
 from converter.errors import UsageError
-from converter.evaluation.tasks.task import Item, Metric, Retrieval, Task, TaskType
-
-__all__ = [
-    "EMBEDDED",
-    "GENERATED",
-    "NAMES",
-    "READ",
-    "TYPES",
-    "AnyTask",
-    "Item",
-    "Metric",
-    "Retrieval",
-    "Task",
-    "TaskType",
-    "make_task",
-    "make_tasks",
-]
+from converter.evaluation.tasks.task import Retrieval as Retrieval
+from converter.evaluation.tasks.task import Task as Task
+from converter.evaluation.tasks.task import TaskType as TaskType
 
 AnyTask = Task | Retrieval
 """For causal language models; for encoders."""

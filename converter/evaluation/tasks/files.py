@@ -47,8 +47,6 @@ MULTIFIELDQA_EN = (
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt of a file."""
-
     prompt: str
     answers: tuple[str, ...]
     depth: float | None = None

@@ -113,7 +113,6 @@ class Retrieval(ABC):
     """A task for encoders: they find the documents that are relevant to a query, by their embeddings."""
 
     name: str
-    """Name on the command line."""
     metric: Metric
     """The usual name of what ``score`` returns; the result is its mean over the queries."""
     max_new_tokens = 0
@@ -131,11 +130,9 @@ class Retrieval(ABC):
 
     @abstractmethod
     def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
-        """How good a ranking is, from 0 to 1.
+        """How good a ranking is, from 0 to 1; ``grades``: relevant document -> its grade.
 
-        Args:
-            ranked: at least the ten best documents, best first, if there are as many.
-            grades: relevant document -> its grade.
+        ``ranked`` has at least the ten best documents, best first, if there are as many.
         """
 
 
@@ -156,13 +153,10 @@ class TaskType:
     read: Callable[[Path], Task | Retrieval] | None = None
     """Reads its prompts from a JSON Lines file, or a folder; None if it generates them."""
     folder: bool = False
-    """Whether ``read`` takes a folder."""
     embeds: bool = False
     """Whether it is a ``Retrieval``, for encoders; other tasks are for causal language models."""
     file_help: str = ""
-    """Help text of the option that takes the file."""
 
     @property
     def option(self) -> str:
-        """The option that takes its file."""
         return f"--{self.name.replace('_', '-')}"

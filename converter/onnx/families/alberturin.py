@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from converter.onnx.encoder import Attend, Encoder
+from typing import ClassVar
+
+from converter.onnx.encoder import Encoder
 from converter.onnx.graph import Value
-from converter.onnx.network import Norm, Residual
+from converter.onnx.network import Attend, Norm, Residual
 
 
 class Alberturin(Encoder):
+    norm_kind: Norm = "rms"
+    prediction_bias: ClassVar[str] = "lm_head.bias"
+
     @property
     def epsilon(self) -> float:
         return float(self.config["rms_norm_eps"])
-
-    @property
-    def norm_kind(self) -> Norm:
-        return "rms"
-
-    @property
-    def prediction_bias(self) -> str:
-        return "lm_head.bias"
 
     def prepare_embeddings(self, words: Value, types: Value) -> Value:  # noqa: ARG002 -- it has no token types
         return words

@@ -9,9 +9,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from converter.config import count
-from converter.onnx.decoder import Attend, Decoder
+from converter.onnx.decoder import Decoder
 from converter.onnx.graph import Value
-from converter.onnx.network import Norm, Residual
+from converter.onnx.network import Attend, Norm, Residual
 
 PIECE = 256
 """Rows of the head whose lengths are computed at once."""
@@ -20,10 +20,7 @@ PIECE = 256
 class Baichuan(Decoder):
     token_embedding: ClassVar[str] = "embed_tokens"
     final_norm: ClassVar[str] = "norm"
-
-    @property
-    def norm_kind(self) -> Norm:
-        return "rms"
+    norm_kind: Norm = "rms"
 
     @property
     def epsilon(self) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from converter.onnx.decoder import Attend, Decoder
+from converter.onnx.decoder import Decoder
 from converter.onnx.graph import Value
-from converter.onnx.network import Residual
+from converter.onnx.network import Attend, Residual
 
 
 class Bloom(Decoder):

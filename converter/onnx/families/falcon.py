@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from converter.config import count
-from converter.onnx.decoder import Attend, Decoder
+from converter.onnx.decoder import Decoder
 from converter.onnx.graph import Value
-from converter.onnx.network import Residual
+from converter.onnx.network import Attend, Residual
 
 
 class Falcon(Decoder):

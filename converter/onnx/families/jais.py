@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from converter.config import count
-from converter.onnx.decoder import Attend, Decoder
+from converter.onnx.decoder import Decoder
 from converter.onnx.graph import Value
-from converter.onnx.network import Residual
+from converter.onnx.network import Attend, Residual
 
 
 class Jais(Decoder):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from converter.config import count
-from converter.onnx.encoder import Attend, Encoder
+from converter.onnx.encoder import Encoder
 from converter.onnx.graph import Value
+from converter.onnx.network import Attend
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from converter.onnx.encoder import Attend, Encoder
+from typing import ClassVar
+
+from converter.onnx.encoder import Encoder
 from converter.onnx.graph import Value
+from converter.onnx.network import Attend
 
 
 class MosaicBert(Encoder):
-    @property
-    def prediction_epsilon(self) -> float:
-        return 1e-12
-
-    @property
-    def prediction_bias(self) -> str:
-        return "cls.predictions.decoder.bias"
-
-    @property
-    def zero_padding(self) -> bool:
-        return True
+    prediction_epsilon: ClassVar[float | None] = 1e-12
+    prediction_bias: ClassVar[str] = "cls.predictions.decoder.bias"
+    zero_padding: ClassVar[bool] = True
 
     def layer(self, states: Value, prefix: str, attend: Attend) -> Value:
         hidden, attention = self.hidden, f"{prefix}.attention"

@@ -7,25 +7,17 @@ from typing import Any, ClassVar
 
 from converter.onnx.families.mpt import Mpt
 from converter.onnx.graph import Value
-from converter.onnx.network import Norm
 
 
 class MosaicGpt(Mpt):
     final_norm: ClassVar[str] = "ln_f"
     norms: ClassVar[tuple[str, str]] = ("ln_1", "ln_2")
-
-    @property
-    def biases(self) -> bool:
-        return not self.config.get("no_bias", False)
+    no_bias: ClassVar[bool] = False
 
     @property
     def options(self) -> Mapping[str, Any]:
         names = {"softmax_scale": "softmax_scale", "clip_qkv": "attn_clip_qkv", "qk_ln": "attn_qk_ln"}
         return {option: self.config.get(name) for option, name in names.items()}
-
-    @property
-    def norm_kind(self) -> Norm:
-        return "layer"
 
     def mlp(self, normed: Value, prefix: str) -> Value:
         hidden, biases = self.hidden, self.biases

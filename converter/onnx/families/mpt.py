@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from converter.families.mpt import attention, ffn
-from converter.onnx.decoder import Attend, Decoder
+from converter.onnx.decoder import Decoder
 from converter.onnx.graph import Value
-from converter.onnx.network import Norm, Residual
+from converter.onnx.network import Attend, Residual
 
 
 class Mpt(Decoder):
@@ -16,13 +16,13 @@ class Mpt(Decoder):
     final_norm: ClassVar[str] = "norm_f"
     norms: ClassVar[tuple[str, str]] = ("norm_1", "norm_2")
 
-    @property
-    def biases(self) -> bool:
-        return not self.config.get("no_bias", True)
+    no_bias: ClassVar[bool] = True
+    """Whether there are no biases if the config does not say."""
 
-    @property
-    def norm_bias(self) -> bool:
-        return self.biases
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.biases = self.norm_bias = not self.config.get("no_bias", self.no_bias)
+        self.norm_kind = "rms" if str(self.config.get("norm_type")).endswith("rmsnorm") else "layer"
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -33,10 +33,6 @@ class Mpt(Decoder):
     def softmax_scale(self) -> float:
         given = self.options.get("softmax_scale")
         return super().softmax_scale if given is None else float(given)
-
-    @property
-    def norm_kind(self) -> Norm:
-        return "rms" if str(self.config.get("norm_type")).endswith("rmsnorm") else "layer"
 
     def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
         hidden = self.hidden
@@ -70,7 +66,6 @@ class Mpt(Decoder):
         return attend(*self.by_heads(query, key, value))
 
     def project(self, logits: Value) -> Value:
-        """Logits scaled by ``logit_scale``."""
         scale = self.config.get("logit_scale")
         if scale is None:
             return logits

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from converter.config import count
-from converter.onnx.decoder import Attend, Decoder
+from converter.onnx.decoder import Decoder
 from converter.onnx.graph import Value
-from converter.onnx.network import Norm, Residual
+from converter.onnx.network import Attend, Norm, Residual
 
 MULTIPLE = 256
 """The width of the MLP is a multiple of this."""
@@ -15,10 +15,7 @@ MULTIPLE = 256
 
 class Refact(Decoder):
     token_embedding: ClassVar[str] = "wte"
-
-    @property
-    def norm_bias(self) -> bool:
-        return False
+    norm_bias = False
 
     def norm_parameters(self, name: str, width: int, kind: Norm) -> tuple[Value, Value | None]:
         weight, bias = super().norm_parameters(name, width, kind)

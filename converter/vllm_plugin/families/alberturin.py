@@ -14,7 +14,7 @@ from vllm.model_executor.models.interfaces import SupportsCrossEncoding
 from converter.vllm_plugin.attention import Setup
 from converter.vllm_plugin.checks import check_whole_texts
 from converter.vllm_plugin.encoder import SHIFT, EncoderModel, compiled
-from converter.vllm_plugin.heads import Embedding, TokenClassifier, classes, linear
+from converter.vllm_plugin.heads import Embedding, TokenClassifier, classes
 from converter.vllm_plugin.layer import MLP
 from converter.vllm_plugin.model import FAMILY
 from converter.vllm_plugin.symmetric import EncoderAttention
@@ -108,8 +108,8 @@ class NtkAlberturinForSequenceClassification(Alberturin, SupportsCrossEncoding):
     is_pooling_model = True
 
     def add_head(self, vllm_config: VllmConfig, prefix: str) -> None:  # noqa: ARG002
-        head_dtype = vllm_config.model_config.head_dtype
-        self.classifier = linear(self.config.hidden_size, self.config.num_labels, head_dtype)
+        sizes, dtype = (self.config.hidden_size, self.config.num_labels), vllm_config.model_config.head_dtype
+        self.classifier = nn.Linear(*sizes, dtype=dtype)
         self.pooler = classes(vllm_config, get_seq_pooling_method("CLS"), self.classifier)
 
 

@@ -19,10 +19,8 @@ class FalconLayer(Layer):
 
     def make_mlp(self, setup: Setup, prefix: str) -> MLP:
         config = setup.config
-        width, activation = (
-            config.ffn_hidden_size or 4 * config.hidden_size,
-            get_activation(config.activation),
-        )
+        width = config.ffn_hidden_size or 4 * config.hidden_size
+        activation = get_activation(config.activation)
         return MLP(setup, prefix, "dense_h_to_4h", "dense_4h_to_h", width, activation, bias=config.bias)
 
 

@@ -75,10 +75,10 @@ def trained(results: Results) -> str:
     """The kinds of trained models."""
     rows = []
     for kind in KINDS:
-        model, about = kind.models[0], results.models[kind.models[0].name]
-        shape = f"{about['layers']} layers, {kind.heads} heads, {about['parameters']:,} parameters"
+        model, about = kind[0], results.models[kind[0].name]
+        shape = f"{about['layers']} layers, {model.heads} heads, {about['parameters']:,} parameters"
         sees = f"{NATS / min(model.slopes) / TRAINED_LENGTH:.1f} times the trained length"
-        rows.append([kind.name, str(kind.seeds), shape, sees])
+        rows.append([model.kind, str(len(kind)), shape, sees])
     return markdown(["models", "seeds", "shape", "the flattest head sees"], rows)
 
 
@@ -204,24 +204,22 @@ def temperatures(results: Results) -> str:
     scalings = (NONE, BY_PARTS, *TEMPERED.values())
     rows = []
     for kind in KINDS:
-        names = [model.name for model in kind.models if model.name in results.models]
-        found = by_temperature(results, names, scalings, LENGTHS) if names else ()
-        rows += [[kind.name, str(len(names)), *row] for row in found]
+        names = [model.name for model in kind if model.name in results.models]
+        found = by_temperature(results, names, scalings) if names else ()
+        rows += [[kind[0].kind, str(len(names)), *row] for row in found]
     return markdown(["models", "seeds", "length", "none", "C = 0", *TEMPERED], rows)
 
 
-def by_temperature(
-    results: Results, names: Sequence[str], scalings: Sequence[str], lengths: Sequence[int]
-) -> Iterator[list[str]]:
+def by_temperature(results: Results, names: Sequence[str], scalings: Sequence[str]) -> Iterator[list[str]]:
     """For each length, means over some models: none, a scaling, and this scaling with each temperature.
 
     A star marks a significant difference from the scaling without a temperature, found as in ``pairs``.
     """
-    for length in lengths:
+    for length in LENGTHS:
         none, plain, *tempered = (
             [_get(results, name, scaling, length) for name in names] for scaling in scalings
         )
-        row = [f"{length // lengths[0]}x", _mean(none), _mean(plain)]
+        row = [f"{length // TRAINED_LENGTH}x", _mean(none), _mean(plain)]
         for found in tempered:
             scores = ([each.scores for each in one] for one in (found, plain))
             row.append(_mean(found) + "*" * _difference(found[0].metric, *scores).significant)

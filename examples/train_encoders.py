@@ -11,7 +11,6 @@ same machine with the same versions.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import time
 from collections.abc import Callable, Iterator
@@ -171,12 +170,7 @@ def train(task: Task, heads: int, seed: int, out: Path) -> None:
 
 def main() -> None:
     """Read the command line, train, save."""
-    parser = argparse.ArgumentParser(description="Train a small encoder.")
-    parser.add_argument("--task", choices=STEPS, default="pairs", help="what it learns [%(default)s]")
-    parser.add_argument("--heads", type=int, choices=(8, 12), default=8, help="attention heads [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data [%(default)s]")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    arguments = parser.parse_args()
+    arguments = training.parser("Train a small encoder.", STEPS).parse_args()
     training.prepare()
     train(arguments.task, arguments.heads, arguments.seed, arguments.out)
     print(arguments.out)

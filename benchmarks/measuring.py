@@ -222,15 +222,8 @@ def measure_model(setup: Setup, model: Any, length: int, cell: Cell, runs: int =
     """Times prompts, after one for the memory and the logits, and tokens over a random cache."""
     ids = tokens(setup, length)
     with noting_failure(cell.prompt):
-        if setup.device == "cpu":
-            before = start_peak()
+        with noting_extra(cell.prompt, setup.device):
             logits = prefill(model, ids)
-            cell.prompt.extra = peak() - before
-        else:
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            logits = prefill(model, ids)
-            cell.prompt.extra = torch.cuda.max_memory_allocated() - before
         cell.logits.append(logits.cpu().numpy())
         for _ in turns([model], runs, seconds=2.0):
             cell.prompt.seconds.append(timed(setup.device, partial(prefill, model, ids))[0])
@@ -355,6 +348,21 @@ def noting_failure(measured: Measured) -> Iterator[None]:
         measured.reason = str(error).partition("\n")[0][:200]
         measured.failure = NO_MEMORY if lacks_memory(error) else "fails"
         report.say(f"{measured.failure}: {measured.reason}")
+
+
+@contextlib.contextmanager
+def noting_extra(measured: Measured, device: str = "cpu") -> Iterator[None]:
+    """Notes how many bytes the peak of memory has beyond those in use before."""
+    if device == "cpu":
+        before = start_peak()
+        yield
+        measured.extra = peak() - before
+        return
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    yield
+    measured.extra = torch.cuda.max_memory_allocated() - before
 
 
 def lacks_memory(error: Exception) -> bool:

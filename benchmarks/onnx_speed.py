@@ -88,11 +88,9 @@ OPTIMUM = """
 import sys
 from optimum.exporters.onnx import main_export
 
-source, out, dtype, device = sys.argv[1:]
-task = "text-generation-with-past"
-main_export(source, out, task=task, dtype=dtype, device=device, do_validation=False)
+source, out = sys.argv[1:]
+main_export(source, out, task="text-generation-with-past", dtype="fp32", do_validation=False)
 """
-OPTIMUM_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def make_checkpoints(setup: Setup, folders: Sequence[str]) -> None:
@@ -112,7 +110,7 @@ def export_command(setup: Setup, name: str, optimum_python: str | None) -> list[
         return [*words, *(["--last-logits"] if last else [])]
     words = [str(source), str(out)]
     if name == "optimum":
-        return [str(optimum_python), "-c", OPTIMUM, *words, OPTIMUM_DTYPES[setup.dtype], setup.device]
+        return [str(optimum_python), "-c", OPTIMUM, *words]
     return [sys.executable, "-c", TRANSFORMERS, *words, *(["last"] if last else [])]
 
 
@@ -259,9 +257,8 @@ def measure(setup: Setup, side: str, length: int) -> Cell:
         cached = Cached(setup, GRAPHS[side.removesuffix(KEPT)], zero=not side.endswith(KEPT))
         cached.prompt(tokens(setup, WARM_UP), WARM_UP)  # loads the weights, so they do not count as extra
         ids = tokens(setup, length + WARM_UP + STEPS)
-        before = measuring.start_peak()
-        cached.prompt(ids[:, :length], ids.shape[1])
-        cell.prompt.extra = measuring.peak() - before
+        with measuring.noting_extra(cell.prompt):
+            cached.prompt(ids[:, :length], ids.shape[1])
         measure_steps(cached, ids, length, 1, cell)
         cell.resident = measuring.peak()
     return cell

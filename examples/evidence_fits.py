@@ -102,14 +102,6 @@ RULES = {"rule of the other models, by layer": True, "rule of the other models, 
 """Name in the table -> whether each layer has its own; see ``rule``."""
 
 
-def documents(models: Path, name: str, count: int, tokens: int, seed: int) -> Path:
-    """A file of so many documents of lines and questions, of so many tokens each."""
-    rng = np.random.default_rng([seed, tokens])
-    file = models / name
-    file.write_text("".join(document(rng, tokens) for _ in range(count)), encoding="utf-8")
-    return file
-
-
 def material(model: Model, models: Path, form: Form) -> dict[str, Any]:
     """What to fit to, as arguments of ``fit``: text like that the model was trained on, or prompts."""
     if model.task == "text":
@@ -117,7 +109,9 @@ def material(model: Model, models: Path, form: Form) -> dict[str, Any]:
         file.write_text(read_corpus().training[: form.text], encoding="utf-8", newline="\n")
         return {"text": [file]}
     if form.of == TEXT_OF:
-        return {"text": [documents(models, "fit-lines.txt", DOCUMENTS, form.target, SEED)]}
+        file, rng = models / "fit-lines.txt", np.random.default_rng([SEED, form.target])
+        file.write_text("".join(document(rng, form.target) for _ in range(DOCUMENTS)), encoding="utf-8")
+        return {"text": [file]}
     file = models / f"fit-{form.target}.jsonl"
     rows = prompts_as_json(form.lengths, ITEMS // len(form.lengths), SEED)
     file.write_text(rows, encoding="utf-8")

@@ -38,11 +38,7 @@ class Corpus:
 
 
 def read_corpus(piece: int = 2048) -> Corpus:
-    """The standard library's Python files, in the order of their names.
-
-    Args:
-        piece: characters of each held-out file that has so many.
-    """
+    """The standard library's Python files; of each held-out one that has so many characters, a piece."""
     training, held_out = [], []
     for name, path in files():
         text = path.read_text(encoding="utf-8").rstrip() + "\n"
@@ -76,13 +72,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def training_batch(rng: np.random.Generator, ids: Ids, *, sequences: int, length: int) -> tuple[Ids, Ids]:
-    """Draw random pieces of a text.
-
-    Args:
-        rng: the source of randomness.
-        ids: the text in tokens, int64 array of shape [tokens].
-        sequences: the number of rows.
-        length: tokens in a row.
+    """Draw random pieces of a text in tokens, [tokens].
 
     Returns:
         `input_ids` and `targets`, int64 arrays of shape [sequences, length]; the target at a position is the

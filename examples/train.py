@@ -208,19 +208,9 @@ class Trainer:
         self.optimizers = training.optimizers(self.model, layers, MUON_LEARNING_RATE, ADAM_LEARNING_RATE)
         self.rng = np.random.default_rng(seed)
         self.steps = self.tokens = 0
-        self._initial_rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
-
-    def decay(self, done: float) -> None:
-        """Set the learning rates for the point at which the share `done` of the decay is over."""
-        for optimizer, rate in zip(self.optimizers, self._initial_rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * (1 - done)
 
     def step(self, input_ids: lines_task.Ids, targets: lines_task.Ids) -> tuple[float, torch.Tensor]:
-        """One update.
-
-        Args:
-            input_ids: int64 array of shape [sequences, tokens].
-            targets: int64 array of the same shape; a target of `IGNORE` has no loss.
+        """One update by a batch of a task; targets of `IGNORE` have no loss.
 
         Returns:
             The loss in nats per target, and whether each target was the model's likeliest token, as a bool
@@ -298,7 +288,7 @@ def train_on_lines(trainer: Trainer) -> None:
 
     with tqdm(range(DECAY_STEPS), desc="decay", unit=" steps", disable=None) as decay:
         for done in decay:
-            trainer.decay(done / DECAY_STEPS)
+            training.set_rates(trainer.optimizers, 1 - done / DECAY_STEPS)
             loss, accuracy = step()
             decay.set_postfix(loss=f"{loss:.2f}", accuracy=f"{accuracy:.2f}")
 
@@ -308,7 +298,7 @@ def train_on_text(trainer: Trainer, text: str) -> None:
     ids = np.array(text_task.build_tokenizer().encode(text).ids)
     with tqdm(range(TEXT_STEPS + TEXT_DECAY_STEPS), unit=" steps", disable=None) as progress:
         for done in progress:
-            trainer.decay(max(0.0, (done - TEXT_STEPS) / TEXT_DECAY_STEPS))
+            training.set_rates(trainer.optimizers, 1 - max(0.0, (done - TEXT_STEPS) / TEXT_DECAY_STEPS))
             sizes = {"sequences": TEXT_SEQUENCES_PER_STEP, "length": TRAINED_LENGTH}
             loss, _ = trainer.step(*text_task.training_batch(trainer.rng, ids, **sizes))
             progress.set_postfix(bits_per_byte=f"{loss / math.log(2):.2f}")

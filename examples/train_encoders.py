@@ -118,13 +118,10 @@ def optimise(model: Any, loss_of: Step, seed: int, steps: int) -> None:
     """Makes so many steps, with rates that fall in the end."""
     layers = model.base_model.encoder
     optimizers = training.optimizers(model, layers, MUON_LEARNING_RATE, ADAM_LEARNING_RATE)
-    rates = [each.param_groups[0]["lr"] for each in optimizers]
     rng = np.random.default_rng(seed)
     with tqdm(range(steps), unit=" steps", disable=None) as progress:
         for done in progress:
-            left = min(1.0, (1 - done / steps) / DECAY)
-            for optimizer, rate in zip(optimizers, rates, strict=True):
-                optimizer.param_groups[0]["lr"] = rate * left
+            training.set_rates(optimizers, min(1.0, (1 - done / steps) / DECAY))
             loss = loss_of(model, rng, done)
             training.step(model, optimizers, loss)
             progress.set_postfix(loss=f"{loss.item():.2f}")

@@ -46,6 +46,12 @@ def optimizers(
     return [Muon(matrices, lr=matrices_rate), adam]
 
 
+def set_rates(optimizers: list[torch.optim.Optimizer], share: float) -> None:
+    """Sets all learning rates to this share of what they were at first."""
+    for group in (group for each in optimizers for group in each.param_groups):
+        group["lr"] = share * group.setdefault("initial_lr", group["lr"])
+
+
 def step(model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: torch.Tensor) -> None:
     """One update by the gradients of a loss."""
     model.zero_grad()

@@ -164,28 +164,15 @@ def tried(
 
 
 def export(setup: Setup, form: Form) -> None:
-    """Writes a form's graph.
-
-    Raises:
-        RuntimeError: that did not work, or took too long.
-    """
+    """Writes a form's graph; an error says why that did not work, or that it took too long."""
     path = os.pathsep.join([str(report.ROOT), os.environ.get("PYTHONPATH", "")])
     words = ["--onnx-profile", "portable"] if form.folder == PORTABLE else []
     words += [] if form.dtype == "native" else ["--onnx-dtype", form.dtype, "--onnx-standalone"]
     command = [*onnx_speed.export_command(setup, form.folder, None), *words]
-    try:
-        subprocess.run(
-            command,
-            check=True,
-            env=os.environ | {"PYTHONPATH": path},
-            timeout=EXPORTING,
-            capture_output=True,
-            text=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError("the export took too long") from None
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError((error.stderr.strip().splitlines() or ["the export failed"])[-1]) from None
+    how: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": path}, "timeout": EXPORTING}
+    done = subprocess.run(command, capture_output=True, text=True, **how)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["the export failed"])[-1])
 
 
 def measure(

@@ -60,6 +60,7 @@ def write_tiny(name: str, folder: Path) -> Path:
 
 def run_tests(tests: Path, checkpoint: Path) -> Outcomes:
     """Runs the common tests of a checkpoint's classes in a new process."""
+    print(f"{checkpoint.parent.name}/{checkpoint.name} ...", file=sys.stderr)
     environment = {
         "CHECKPOINT": str(checkpoint),
         "PYTHONPATH": str(tests),
@@ -93,22 +94,17 @@ def read_outcomes(xml: str) -> Outcomes:
 
 def measure(names: Sequence[str], tests: Path, work: Path) -> Results:
     """Runs the tests of the families' stock classes and conversions."""
-
-    def run(checkpoint: Path) -> Outcomes:
-        print(f"{checkpoint.relative_to(work)} ...", file=sys.stderr)
-        return run_tests(tests, checkpoint)
-
     results: Results = {}
     stock: dict[str, Outcomes] = {}
     for name in names:
         beside = stock_of(name)
         if beside not in stock:
-            stock[beside] = run(write_tiny(beside, work / beside / "stock"))
+            stock[beside] = run_tests(tests, write_tiny(beside, work / beside / "stock"))
         sides = {"stock": stock[beside]}
         source = write_tiny(name, work / name / "source")
         for side, scaling in SCALINGS[FAMILIES[name].kind].items():
             convert(source, work / name / side, verify=False, **scaling)
-            sides[side] = run(work / name / side)
+            sides[side] = run_tests(tests, work / name / side)
         results[name] = sides
     return results
 

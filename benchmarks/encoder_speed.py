@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import measuring
@@ -87,19 +86,9 @@ def original(job: Job) -> Embed:
     return in_batches(lambda ids, mask: run(ids, mask, None)[0], job.ordered)
 
 
-def session(graph: Path, threads: int = 1) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # lack of memory is shown in the table
-    return onnxruntime.InferenceSession(str(graph), options, ["CPUExecutionProvider"])
-
-
 def graph(job: Job) -> Embed:
     """A pooled graph in onnxruntime."""
-    opened = session(Path(job.model), job.threads)
+    opened = measuring.session(Path(job.model), job.threads)
     names = {value.name for value in opened.get_inputs()}
 
     def pooled(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -28,14 +28,13 @@ import numpy as np
 import report
 import torch
 from conversion import watch
-from measuring import STEPS, STOCK, WARM_UP, Cell, Setup, fresh
+from measuring import DENORMAL_AS_ZERO, STEPS, STOCK, WARM_UP, Cell, Setup, fresh
 from report import number, ratio, say
 
 TOLERANCE = 1e-3
 """Largest difference of the last token's logits between graphs, relative to the largest logit."""
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
-DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
 KEPT = ", denormals kept"
 """End of a side's name: the graph of the name before it, in onnxruntime's default."""
 PACKAGES = ("onnx", "onnxruntime")
@@ -142,40 +141,22 @@ class Cached:
     Our graphs write new keys and values into the buffer that holds the old ones. The other graphs return a
     new cache, which is passed to the next step without a copy through NumPy.
 
-    Args:
-        setup: where it runs.
-        graph: which one.
-        zero: take denormal numbers for zero; it has no effect unless this is the process's first session.
-        profile: write onnxruntime's profile to a file whose name starts like this.
-        provider: options of the CUDA provider.
+    Other options are those of ``measuring.session``; ``provider`` has those of the CUDA provider.
     """
 
     def __init__(
-        self,
-        setup: Setup,
-        graph: Graph,
-        *,
-        zero: bool = True,
-        profile: Path | None = None,
-        provider: Mapping[str, str] | None = None,
+        self, setup: Setup, graph: Graph, *, provider: Mapping[str, str] | None = None, **options: Any
     ):
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        if zero:
-            options.add_session_config_entry(DENORMAL_AS_ZERO, "1")
-        options.intra_op_num_threads, options.inter_op_num_threads = setup.threads, 1
-        options.log_severity_level = 4  # failures are shown in the table
-        if profile is not None:
-            options.enable_profiling, options.profile_file_prefix = True, str(profile)
         if setup.device == "cuda":
+            import onnxruntime
+
             onnxruntime.preload_dlls()  # those that torch brought
         # On CUDA, onnxruntime would ask for more memory than it needs, in steps of powers of two.
         memory = {"arena_extend_strategy": "kSameAsRequested"}
         needed = {**memory, **(provider or {})} if setup.device == "cuda" else {}
         asked = PROVIDERS[setup.device]
-        path = str(setup.folder / graph.folder / graph.file)
-        self.session = onnxruntime.InferenceSession(path, options, providers=[(asked, needed)])
+        path = setup.folder / graph.folder / graph.file
+        self.session = measuring.session(path, setup.threads, providers=[(asked, needed)], **options)
         if self.session.get_providers()[0] != asked:
             raise RuntimeError(f"onnxruntime fell back from {asked}")
         self.device = setup.device

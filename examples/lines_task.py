@@ -190,9 +190,8 @@ def main() -> None:
         help="tokens of a prompt with its answer [256,512,1024,2048]",
     )
     parser.add_argument("--items", type=int, default=300, help="prompts of each length [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts [%(default)s]")
     arguments = parser.parse_args()
-    text = prompts_as_json(arguments.lengths, arguments.items, arguments.seed)
+    text = prompts_as_json(arguments.lengths, arguments.items, seed=0)
     arguments.out.write_text(text, encoding="utf-8")
     print(arguments.out)
 

@@ -90,21 +90,14 @@ RAN_HEAD = ["graph", "run", "kernels", "providers", "copies", "nodes on the CPU"
 
 
 def run(settings: Settings, document: Document) -> None:
-    if lacking := missing(settings.device):
-        document.skip("everything", lacking)
+    try:
+        check_installed(OnnxOptions(provider=settings.device))
+    except ConverterError as error:
+        document.skip("everything", str(error))
         return
     dtypes = settings.size([*FORMS], ["float16"])  # the CPU's attention does not have bfloat16
     for dtype, until in shared(dtypes, settings.until, [len(FORMS[dtype]) for dtype in dtypes]):
         compare_forms(document, settings, dtype, until)
-
-
-def missing(device: str) -> str | None:
-    """What is not installed or does not work, or None."""
-    try:
-        check_installed(OnnxOptions(provider=device))
-    except ConverterError as error:
-        return str(error)
-    return None
 
 
 def compare_forms(document: Document, settings: Settings, dtype: str, until: float) -> None:

@@ -2,12 +2,8 @@
 
 Every model in transformers must pass the tests of ``ModelTesterMixin`` and, if it generates, of
 ``GenerationTesterMixin``. This script runs them, with common_cases.py, on a tiny checkpoint of each family
-and on its conversions. It fails if a test fails that the stock classes pass.
-
-    git clone --depth 1 --branch v5.23.0 https://github.com/huggingface/transformers
-    python benchmarks/common_tests.py --checkout transformers
-
-The checkout must have the tag of the installed release, or one near it. Its tests need ``parameterized``.
+and on its conversions. It fails if a test fails that the stock classes pass. The checkout of transformers
+must have the tag of the installed release, or one near it. Its tests need ``parameterized``.
 """
 
 from __future__ import annotations
@@ -23,19 +19,19 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import transformers
 from measuring import workplace
 from report import finish, load, table
 
 from converter import convert, families
-from converter.families.family import Family
 from tests import tiny
 
 FAMILIES = {family.name: family for family in families.FAMILIES}
 STOCK = {"decoder": "bloom", "encoder": "distilbert"}
 """The stock model beside a family that transformers has no classes for."""
 SCALINGS: dict[str, dict[str, dict[str, Any]]] = {
-    "decoder": {"none": {"method": "none"}, "dynamic": {"dynamic": "position", "train_length": 4}},
-    "encoder": {"none": {"method": "none"}, "dynamic": {"dynamic": "length", "train_length": 4}},
+    kind: {"none": {"method": "none"}, "dynamic": {"dynamic": basis, "train_length": 4}}
+    for kind, basis in (("decoder", "position"), ("encoder", "length"))
 }
 """The two conversions. The trained length is shorter than the tests' inputs, so the dynamic scaling acts."""
 SIDES = ("stock", "none", "dynamic")
@@ -51,32 +47,20 @@ def stock_of(name: str) -> str:
     return name if FAMILIES[name].stock else STOCK[FAMILIES[name].kind]
 
 
-def release_of(checkout: Path) -> str:
-    """The release of a checkout of transformers."""
-    text = (checkout / "src/transformers/__init__.py").read_text(encoding="utf-8")
-    found = re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)
-    return found[1] if found else "an unknown release"
-
-
-def write_stock(name: str, folder: Path) -> Path:
-    """A tiny checkpoint, or only its config, of one of transformers' own models."""
-    import transformers
-
+def write_tiny(name: str, folder: Path) -> Path:
+    """A tiny checkpoint of a family, or the config of a DistilBERT."""
     if name in FAMILIES:
-        return write_tiny(FAMILIES[name], folder)
+        # The config of some families switches the cache off; the tests need it.
+        cache = {"use_cache": True} if FAMILIES[name].kind == "decoder" else {}
+        return tiny.CHECKPOINTS[name].write(folder, **cache)
     sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
     transformers.DistilBertConfig(vocab_size=tiny.VOCAB_SIZE, **sizes).save_pretrained(folder)
     return folder
 
 
-def write_tiny(family: Family, folder: Path) -> Path:
-    """A tiny checkpoint. The config of some families switches the cache off; the tests need it."""
-    cache = {"use_cache": True} if family.kind == "decoder" else {}
-    return tiny.CHECKPOINTS[family.name].write(folder, **cache)
-
-
-def run_tests(tests: Path, checkpoint: Path, options: Sequence[str]) -> Outcomes:
+def run_tests(tests: Path, checkpoint: Path) -> Outcomes:
     """Runs the common tests of a checkpoint's classes in a new process."""
+    print(f"{checkpoint.parent.name}/{checkpoint.name} ...", file=sys.stderr)
     environment = {
         "CHECKPOINT": str(checkpoint),
         "PYTHONPATH": str(tests),
@@ -87,8 +71,7 @@ def run_tests(tests: Path, checkpoint: Path, options: Sequence[str]) -> Outcomes
     results = checkpoint.parent / f"{checkpoint.name}.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tests)]
     command += ["--import-mode=importlib", "-p", "no:cacheprovider", f"--junitxml={results}", "--tb=short"]
-    command += ["--show-capture=no", "--disable-warnings", *options]
-    command.append(str(Path(__file__).with_name("common_cases.py")))
+    command += ["--show-capture=no", "--disable-warnings", str(Path(__file__).with_name("common_cases.py"))]
     log = results.with_suffix(".log")
     with log.open("w") as output:
         ended = subprocess.run(command, cwd=tests, env=os.environ | environment, stdout=output, stderr=output)
@@ -109,24 +92,19 @@ def read_outcomes(xml: str) -> Outcomes:
     return outcomes
 
 
-def measure(names: Sequence[str], tests: Path, work: Path, options: Sequence[str]) -> Results:
+def measure(names: Sequence[str], tests: Path, work: Path) -> Results:
     """Runs the tests of the families' stock classes and conversions."""
-
-    def run(checkpoint: Path) -> Outcomes:
-        print(f"{checkpoint.relative_to(work)} ...", file=sys.stderr)
-        return run_tests(tests, checkpoint, options)
-
     results: Results = {}
     stock: dict[str, Outcomes] = {}
     for name in names:
-        family, beside = FAMILIES[name], stock_of(name)
+        beside = stock_of(name)
         if beside not in stock:
-            stock[beside] = run(write_stock(beside, work / beside / "stock"))
+            stock[beside] = run_tests(tests, write_tiny(beside, work / beside / "stock"))
         sides = {"stock": stock[beside]}
-        source = write_tiny(family, work / name / "source")
-        for side, scaling in SCALINGS[family.kind].items():
+        source = write_tiny(name, work / name / "source")
+        for side, scaling in SCALINGS[FAMILIES[name].kind].items():
             convert(source, work / name / side, verify=False, **scaling)
-            sides[side] = run(work / name / side)
+            sides[side] = run_tests(tests, work / name / side)
         results[name] = sides
     return results
 
@@ -157,12 +135,14 @@ def summary(results: Results) -> Iterator[list[str]]:
         yield [family, stock_of(family), *(" / ".join(each) for each in counts)]
 
 
-def sections(results: Results, release: str) -> list[str]:
+def sections(results: Results, checkout: Path) -> list[str]:
     """The results in Markdown."""
     head = ("test", "converted", "stock", "conversions", "reason")
     rows = failures(results)
+    code = (checkout / "src/transformers/__init__.py").read_text(encoding="utf-8")
+    release = re.findall(r'^__version__ = "(.+)"', code, re.MULTILINE)
     return [
-        f"transformers {version('transformers')} with the tests of {release}. "
+        f"transformers {version('transformers')} with the tests of {release[0]}. "
         "The cells count the tests that passed / failed / were skipped. The classes are those of tiny "
         "checkpoints: converted without scaling (none), and with one that grows (dynamic) with the position, "
         "or with the length for encoders.",
@@ -176,7 +156,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run transformers' common tests on converted repositories.")
     parser.add_argument("names", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--checkout", type=Path, required=True, help="checkout of transformers' repository")
-    parser.add_argument("-k", metavar="EXPRESSION", help="run only these tests, as pytest -k selects them")
     parser.add_argument("--write", action="store_true", help="write results/common_tests-VERSION-KIND.md")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(FAMILIES):
@@ -186,13 +165,12 @@ def main() -> int:
     names = arguments.names or list(FAMILIES)
     busy = load()
     with workplace() as work:
-        chosen = ["-k", arguments.k] if arguments.k else []
-        results = measure(names, arguments.checkout.resolve(), work, chosen)
+        results = measure(names, arguments.checkout.resolve(), work)
     for kind in SCALINGS:
         part = {name: sides for name, sides in results.items() if FAMILIES[name].kind == kind}
         if not part:
             continue
-        found = sections(part, release_of(arguments.checkout))
+        found = sections(part, arguments.checkout)
         title = f"transformers' common tests on converted {kind}s"
         finish(f"common_tests-{version('transformers')}-{kind}", title, found, busy, write=arguments.write)
     return int(any(row[1:3] == ["failed", "passed"] for row in failures(results)))

@@ -11,6 +11,7 @@ commands run as users run them, each in a new process.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -19,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,86 +57,36 @@ WINDOWS = 16
 """The fewest that ``fit`` takes: to learn from, to stop by and to judge by."""
 STATED = re.compile(r"about (.+) for the weights and (.+) for a step")
 
-Shapes = dict[str, tuple[int, ...]]
-"""Name of a tensor -> its shape."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The sizes of a BLOOM in bfloat16."""
-
-    hidden: int
-    heads: int
-    layers: int
-    vocabulary: int
-
-    def norm(self, name: str) -> Shapes:
-        return {f"{name}.weight": (self.hidden,), f"{name}.bias": (self.hidden,)}
-
-    def layer(self, number: int) -> Shapes:
-        at, wide = f"transformer.h.{number}", 4 * self.hidden
-        found = self.norm(f"{at}.input_layernorm") | self.norm(f"{at}.post_attention_layernorm")
-        for name, shape in {
-            "self_attention.query_key_value": (3 * self.hidden, self.hidden),
-            "self_attention.dense": (self.hidden, self.hidden),
-            "mlp.dense_h_to_4h": (wide, self.hidden),
-            "mlp.dense_4h_to_h": (self.hidden, wide),
-        }.items():
-            found |= {f"{at}.{name}.weight": shape, f"{at}.{name}.bias": shape[:1]}
-        return found
-
-    @property
-    def parts(self) -> list[Shapes]:
-        """The tensors of the embeddings, of each layer, and of the last norm."""
-        embeddings: Shapes = {"transformer.word_embeddings.weight": (self.vocabulary, self.hidden)}
-        return [
-            embeddings | self.norm("transformer.word_embeddings_layernorm"),
-            *map(self.layer, range(self.layers)),
-            self.norm("transformer.ln_f"),
-        ]
-
-    def write_config(self, folder: Path) -> None:
-        config = {
-            "architectures": ["BloomForCausalLM"],
-            "model_type": "bloom",
-            "hidden_size": self.hidden,
-            "n_head": self.heads,
-            "n_layer": self.layers,
-            "vocab_size": self.vocabulary,
-            "seq_length": 2048,
-            "torch_dtype": "bfloat16",
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 3,
-        }
-        (folder / "config.json").write_text(json.dumps(config, indent=2))
-
-
 LAYOUTS = {
-    "tiny": Layout(64, 4, 2, 512),
-    "3GB": Layout(2048, 16, 28, 32768),
-    "30GB": Layout(4096, 32, 70, 250880),
-    "350GB": Layout(14336, 112, 70, 250880),
+    "tiny": {"hidden_size": 64, "n_head": 4, "n_layer": 2, "vocab_size": 512},
+    "3GB": {"hidden_size": 2048, "n_head": 16, "n_layer": 28, "vocab_size": 32768},
+    "30GB": {"hidden_size": 4096, "n_head": 32, "n_layer": 70, "vocab_size": 250880},
+    "350GB": {"hidden_size": 14336, "n_head": 112, "n_layer": 70, "vocab_size": 250880},
+    "1b7": {"hidden_size": 2048, "n_head": 16, "n_layer": 24, "vocab_size": 250880},
 }
-BLOOM_1B7 = Layout(hidden=2048, heads=16, layers=24, vocabulary=250880)
+"""The sizes of BLOOMs, with the keys of their config; the last are those of BLOOM-1b7."""
 
 
-def bytes_of(shapes: Shapes) -> int:
-    return 2 * sum(torch.Size(shape).numel() for shape in shapes.values())
-
-
-def write_checkpoint(folder: Path, layout: Layout, *, holes: bool) -> None:
-    """Writes files of the full size with random weights.
+def write_checkpoint(folder: Path, layout: Mapping[str, int], *, holes: bool) -> None:
+    """Writes a BLOOM in bfloat16, in files of the full size with random weights.
 
     With ``holes``, only what verification runs is data: the first layer, the norms outside of layers, and
     some rows of the embeddings.
     """
+    from transformers import BloomConfig, BloomForCausalLM
+
     folder.mkdir()
-    layout.write_config(folder)
+    config = BloomConfig(**layout, seq_length=2048, bos_token_id=1, eos_token_id=2, pad_token_id=3)
+    more = {"architectures": ["BloomForCausalLM"], "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config.to_dict() | more))
+    with torch.device("meta"):
+        shapes_of = [(name, [*each.shape]) for name, each in BloomForCausalLM(config).named_parameters()]
+    # A file for the embeddings, for each layer, and for the last norm.
+    parts = [dict(part) for _, part in groupby(shapes_of, lambda each: re.findall(r"\.h\.\d+", each[0]))]
     # The values repeat after a prime number of them, so no two rows of a matrix are the same.
     generator = torch.Generator().manual_seed(0)
     values = torch.empty(7_999_993, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
-    parts, weight_map = layout.parts, {}
+    weight_map: dict[str, str] = {}
     for number, shapes in enumerate(parts, start=1):
         name = f"model-{number:05}-of-{len(parts):05}.safetensors"
         weight_map |= dict.fromkeys(shapes, name)
@@ -143,7 +94,7 @@ def write_checkpoint(folder: Path, layout: Layout, *, holes: bool) -> None:
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         for tensor, shape in shapes.items():
             offsets[tensor], start = end, end
-            end += bytes_of({tensor: shape})
+            end += 2 * math.prod(shape)
             header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
@@ -152,13 +103,14 @@ def write_checkpoint(folder: Path, layout: Layout, *, holes: bool) -> None:
             data = file.tell()
             file.truncate(data + end)
             for tensor, shape in shapes.items() if not holes or number in (1, 2, len(parts)) else ():
-                if holes and shape == (layout.vocabulary, layout.hidden):
-                    for row in range(0, layout.vocabulary, layout.vocabulary // ROW_STEP):
-                        file.seek(data + offsets[tensor] + 2 * row * layout.hidden)
-                        file.write(as_bytes(values[row : row + layout.hidden]))
+                if holes and tensor.endswith("word_embeddings.weight"):
+                    rows, width = shape
+                    for row in range(0, rows, rows // ROW_STEP):
+                        file.seek(data + offsets[tensor] + 2 * row * width)
+                        file.write(as_bytes(values[row : row + width]))
                     continue
                 file.seek(data + offsets[tensor])
-                left = torch.Size(shape).numel()
+                left = math.prod(shape)
                 # The weights of norms are near one, everything else near zero.
                 centre = 1.0 if len(shape) == 1 and tensor.endswith("weight") else 0.0
                 while left:
@@ -319,24 +271,25 @@ def measure_size(name: str, folder: Path, repeats: int) -> tuple[str, dict[str, 
     shutil.rmtree(source)
     words = (
         f"**{name}**: {total / 1e9:.1f} GB in {len(sizes)} files, the largest "
-        f"{max(sizes.values()) / 1e9:.2f} GB; {total / 2e9:.1f} billion parameters, {layout.layers} layers "
-        f"of {layout.hidden} channels and {layout.heads} heads"
+        f"{max(sizes.values()) / 1e9:.2f} GB; {total / 2e9:.1f} billion parameters, {layout['n_layer']} "
+        f"layers of {layout['hidden_size']} channels and {layout['n_head']} heads"
     )
     return words, costs
 
 
 @main.command()
-@report.numbers(length=8192, layers=BLOOM_1B7.layers, vocabulary=BLOOM_1B7.vocabulary, steps=2)
-@report.common(length=256, layers=1, vocabulary=512, steps=1)
-def fit(length: int, steps: int, write: bool, **sizes: int) -> None:
+@click.option("--layout", type=click.Choice(list(LAYOUTS)), default="1b7", show_default=True)
+@report.numbers(length=8192, steps=2)
+@report.common(layout="tiny", length=256, steps=1)
+def fit(layout: str, length: int, steps: int, write: bool) -> None:
     """Measures what a fit allocates beside what it states; its slopes mean nothing here."""
     sys.path.append(str(report.ROOT / "examples"))
     from text_task import build_tokenizer, read_corpus
 
-    before, layout = report.load(), replace(BLOOM_1B7, **sizes)
+    before, sizes = report.load(), LAYOUTS[layout]
     with measuring.workplace() as temporary:
         model = temporary / "model"
-        write_checkpoint(model, layout, holes=False)
+        write_checkpoint(model, sizes, holes=False)
         build_tokenizer().save(str(model / "tokenizer.json"))
         (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
         text = read_corpus().training[: WINDOWS * length]
@@ -354,9 +307,9 @@ def fit(length: int, steps: int, write: bool, **sizes: int) -> None:
         ["peak measured, without the mapped weights", f"{cost.anonymous / 1e9:.1f} GB"],
     ]
     sections = [
-        f"BLOOM's layout with {layout.layers} layers of {layout.hidden} channels, {layout.heads} heads and a "
-        f"vocabulary of {layout.vocabulary}, bf16, on the CPU: `fit --target-length {length}` with "
-        f"{steps} steps and {WINDOWS} windows took {cost.seconds:.0f} s in all.",
+        f"BLOOM's layout with {sizes['n_layer']} layers of {sizes['hidden_size']} channels, "
+        f"{sizes['n_head']} heads and a vocabulary of {sizes['vocab_size']}, bf16, on the CPU: `fit "
+        f"--target-length {length}` with {steps} steps and {WINDOWS} windows took {cost.seconds:.0f} s.",
         report.table(["", "memory"], rows),
     ]
     report.finish("fit_size", "Memory of a fit", sections, before, write=write)

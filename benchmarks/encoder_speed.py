@@ -16,10 +16,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import measuring
@@ -59,15 +58,15 @@ class Job:
     """A key of ``SIDES``."""
     model: str
     """The side's model: a folder, or the file of a graph."""
-    texts: str
-    """A JSON file with the texts."""
-    rows: int
-    """Texts in a batch."""
     threads: int
-    ordered: bool = False
+    ordered: bool = True
     """Sort the texts by length first, so that those in a batch have similar lengths."""
     code: str = ""
     """The folder with the original code's repositories."""
+    texts: str = ""
+    """A JSON file with the texts."""
+    rows: int = 0
+    """Texts in a batch."""
 
 
 def converted(job: Job) -> Embed:
@@ -87,19 +86,9 @@ def original(job: Job) -> Embed:
     return in_batches(lambda ids, mask: run(ids, mask, None)[0], job.ordered)
 
 
-def session(graph: Path, threads: int = 1) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # lack of memory is shown in the table
-    return onnxruntime.InferenceSession(str(graph), options, ["CPUExecutionProvider"])
-
-
 def graph(job: Job) -> Embed:
     """A pooled graph in onnxruntime."""
-    opened = session(Path(job.model), job.threads)
+    opened = measuring.session(Path(job.model), job.threads)
     names = {value.name for value in opened.get_inputs()}
 
     def pooled(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -161,74 +150,44 @@ def measure_job(job: Job) -> Cell:
     with measuring.noting_failure(cell.prompt):
         embed = SIDES[job.side](job)
         embed([[START, *row] for row in words], WARM_UP_ROWS)
-        before = measuring.start_peak()
         # With one thread, the processor's time is the run's; other work on the machine matters less to it.
         clock = time.process_time if job.threads == 1 else time.perf_counter
-        started = clock()
-        vectors = embed(texts, job.rows)
-        cell.prompt.seconds.append(clock() - started)
+        with measuring.noting_extra(cell.prompt):
+            started = clock()
+            cell.logits = [embed(texts, job.rows)]
+            cell.prompt.seconds.append(clock() - started)
         cell.resident = measuring.peak()
-        cell.prompt.extra, cell.logits = cell.resident - before, [vectors]
     return cell
 
 
 # --- all sides
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The settings that a run needs."""
-
-    folder: Path
-    """Holds the models, the texts and what the sides write."""
-    layers: int
-    heads: int
-    head_dim: int
-    inner: int
-    threads: int
-    longest: int
-    batch_tokens: int
-    batches: int
-    quantised: bool
-    original_python: str | None
-    original_code: Path | None
-
-    @property
-    def sides(self) -> dict[str, Mapping[str, Any]]:
-        """Side -> the fields of its ``Job`` that are its own."""
-        model = str(self.folder / "model")
-        sides: dict[str, Mapping[str, Any]] = {
-            CONVERTED: {"side": "converted", "model": model, "ordered": True},
-            UNSORTED: {"side": "converted", "model": model},
-            BERT: {"side": "converted", "model": str(self.folder / "bert"), "ordered": True},
-            GRAPH: {"side": "graph", "model": f"{model}/model.onnx", "ordered": True},
-            UNSORTED_GRAPH: {"side": "graph", "model": f"{model}/model.onnx"},
-        }
-        for side, (_, file) in QUANTISED.items() if self.quantised else ():
-            sides[side] = {"side": "graph", "model": f"{model}/onnx/{file}", "ordered": True}
-        if self.original_python:
-            source, code = str(self.folder / "source"), str(self.original_code)
-            sides[ORIGINAL] = {"side": "original", "model": source, "ordered": True, "code": code}
-        return sides
+def jobs(folder: Path, threads: int, quantised: bool, code: Path | None) -> dict[str, Job]:
+    """Side -> what to measure."""
+    model, source = str(folder / "model"), str(folder / "source")
+    made = {
+        CONVERTED: Job("converted", model, threads),
+        UNSORTED: Job("converted", model, threads, ordered=False),
+        BERT: Job("converted", str(folder / "bert"), threads),
+        GRAPH: Job("graph", f"{model}/model.onnx", threads),
+        UNSORTED_GRAPH: Job("graph", f"{model}/model.onnx", threads, ordered=False),
+    }
+    for side, (_, file) in QUANTISED.items() if quantised else ():
+        made[side] = Job("graph", f"{model}/onnx/{file}", threads)
+    return made | ({ORIGINAL: Job("original", source, threads, code=str(code))} if code else {})
 
 
-def prepare(setup: Setup) -> None:
+def prepare(folder: Path, quantised: bool, sizes: Mapping[str, int]) -> None:
     """Writes the checkpoint, converts and exports it, and writes the BERT; call it in a fresh process."""
     from converter import OnnxOptions, convert, export
 
-    make_models(
-        setup.folder,
-        heads=setup.heads,
-        layers=setup.layers,
-        hidden=setup.heads * setup.head_dim,
-        inner=setup.inner,
-        longest=setup.longest,
-    )
-    pool_by_mean(setup.folder / "source")
-    model = setup.folder / "model"
-    convert(setup.folder / "source", model, method="none", verify=False)
+    make_models(folder, **sizes)
+    pool_by_mean(folder / "source")
+    model = folder / "model"
+    convert(folder / "source", model, method="none", verify=False)
     export(model, OnnxOptions(pooled=True, validate=False))
-    for dtype, _ in QUANTISED.values() if setup.quantised else ():
+    for dtype, _ in QUANTISED.values() if quantised else ():
         export(model, OnnxOptions(pooled=True, dtype=dtype, standalone=True, validate=False))
 
 
@@ -273,15 +232,16 @@ def padding(lengths: Sequence[int], rows: int) -> float:
     return 1 - sum(lengths) / sum(max(batch) * len(batch) for batch in batches)
 
 
-def measure(setup: Setup, side: str, length: int) -> Cell:
+def measure(
+    sides: Mapping[str, Job], python: str, batch_tokens: int, batches: int, side: str, length: int
+) -> Cell:
     """Embeds the texts of a length once; call it in a fresh process."""
-    rows = max(1, setup.batch_tokens // length)
-    file = setup.folder / f"texts-{length}.json"
-    file.write_text(json.dumps(make_texts(length, setup.batches * rows)), encoding="utf-8")
-    job = Job(texts=str(file), rows=rows, threads=setup.threads, **setup.sides[side])
+    rows, file = max(1, batch_tokens // length), Path(sides[CONVERTED].model).parent / f"texts-{length}.json"
+    file.write_text(json.dumps(make_texts(length, batches * rows)), encoding="utf-8")
+    job = replace(sides[side], texts=str(file), rows=rows)
     if side != ORIGINAL:
         return measure_job(job)
-    words = [str(setup.original_python), __file__, "--job", json.dumps(asdict(job))]
+    words = [python, __file__, "--job", json.dumps(asdict(job))]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         raise click.ClickException(f"{side}:\n{done.stderr}")
@@ -326,38 +286,52 @@ def rows_of(cells: Mapping[str, Cell], count: int) -> Iterator[list[str]]:
 @report.numbers(batch_tokens=16384, batches=2)
 @report.lengths("128,512,2048,8192")
 @click.option("--quantised", is_flag=True, help="Measure the graphs of 8 bits too.")
-@click.option("--original-python", help="Python of originals.py's environment; with --original-code.")
+@click.option("--original-python", default="", help="Python of originals.py's environment.")
 @click.option(
     "--original-code",
     type=click.Path(path_type=Path, exists=True, resolve_path=True),
     help="Folder with the code that originals.py --setup fetches.",
 )
 @report.common(layers=1, heads=2, head_dim=16, inner=32, lengths="16,32", batch_tokens=64, repeats=1)
-def main(lengths: list[int], repeats: int, seconds: float, write: bool, **options: Any) -> None:
-    if bool(options["original_python"]) != bool(options["original_code"]):
+def main(
+    lengths: list[int],
+    repeats: int,
+    seconds: float,
+    write: bool,
+    threads: int,
+    head_dim: int,
+    batch_tokens: int,
+    batches: int,
+    quantised: bool,
+    original_python: str,
+    original_code: Path | None,
+    **sizes: int,
+) -> None:
+    if bool(original_python) != bool(original_code):
         raise click.UsageError("--original-python and --original-code go together")
-    before = report.load()
-    with measuring.workplace(options["threads"]) as temporary:
+    before, heads = report.load(), sizes["heads"]
+    with measuring.workplace(threads) as folder:
         longest = max(*lengths, 1 + WORDS // WARM_UP_ROWS)
-        setup = Setup(temporary, longest=longest, **options)
-        measuring.fresh(prepare, setup)
-        sides = list(setup.sides)
-        results = measuring.in_turns(partial(measure, setup), sides, lengths, repeats, seconds)
+        more = {"hidden": heads * head_dim, "longest": longest}
+        measuring.fresh(prepare, folder, quantised, sizes | more)
+        sides = jobs(folder, threads, quantised, original_code)
+        call = partial(measure, sides, original_python, batch_tokens, batches)
+        results = measuring.in_turns(call, list(sides), lengths, repeats, seconds)
         check(results)
     sections = [
-        f"JinaBERT, {setup.heads} heads x {setup.head_dim}, {setup.layers} layers, feed-forward layers of "
-        f"{setup.inner}, float32, not scaled, {setup.threads} CPU thread(s). *x* compares with the first "
-        "line. *Difference*: of the vectors, relative to the largest number in those of the first line."
+        f"JinaBERT, {heads} heads x {head_dim}, {sizes['layers']} layers, feed-forward layers of "
+        f"{sizes['inner']}, float32, not scaled, {threads} CPU thread(s). *x* compares with the first line. "
+        "*Difference*: of the vectors, relative to the largest number in those of the first line."
     ]
     for length, cells in results.items():
-        rows = max(1, setup.batch_tokens // length)
-        sizes = [len(text) for text in make_texts(length, setup.batches * rows)]
-        empty = [padding(some, rows) for some in (sizes, sorted(sizes, reverse=True))]
+        rows = max(1, batch_tokens // length)
+        counts = [len(text) for text in make_texts(length, batches * rows)]
+        empty = [padding(some, rows) for some in (counts, sorted(counts, reverse=True))]
         head = [f"up to {length} tokens", "texts/s", "x", "extra MB", "x", "peak MB", "difference"]
         sections.append(
-            f"{len(sizes)} texts in batches of {rows}; {empty[0]:.0%} padding, sorted {empty[1]:.0%}; "
+            f"{len(counts)} texts in batches of {rows}; {empty[0]:.0%} padding, sorted {empty[1]:.0%}; "
             f"{len(cells[CONVERTED].prompt.seconds)} turn(s):\n\n"
-            + report.table(head, rows_of(cells, len(sizes)))
+            + report.table(head, rows_of(cells, len(counts)))
         )
     title = "A converted encoder beside others"
     report.finish("encoder_speed-cpu", title, sections, before, PACKAGES, write=write)

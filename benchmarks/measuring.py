@@ -33,6 +33,7 @@ T = TypeVar("T")
 STOCK = "stock"
 WARM_UP, STEPS = 8, 16
 """Decoded tokens that are not timed, and that are; a prompt to warm up has as many tokens as the first."""
+DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
 NO_MEMORY, KILLED = "out of memory", "killed"
 HEADROOM = 2 << 30
 """Bytes of free memory that a run on the CPU leaves for other processes."""
@@ -222,15 +223,8 @@ def measure_model(setup: Setup, model: Any, length: int, cell: Cell, runs: int =
     """Times prompts, after one for the memory and the logits, and tokens over a random cache."""
     ids = tokens(setup, length)
     with noting_failure(cell.prompt):
-        if setup.device == "cpu":
-            before = start_peak()
+        with noting_extra(cell.prompt, setup.device):
             logits = prefill(model, ids)
-            cell.prompt.extra = peak() - before
-        else:
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            logits = prefill(model, ids)
-            cell.prompt.extra = torch.cuda.max_memory_allocated() - before
         cell.logits.append(logits.cpu().numpy())
         for _ in turns([model], runs, seconds=2.0):
             cell.prompt.seconds.append(timed(setup.device, partial(prefill, model, ids))[0])
@@ -242,6 +236,32 @@ def measure_model(setup: Setup, model: Any, length: int, cell: Cell, runs: int =
             call = partial(decode, model, ids[:, step, None], length + step, cache)
             taken, _ = timed(setup.device, call)
             cell.token.seconds += [taken] if step >= WARM_UP else []
+
+
+def session(
+    path: Path,
+    threads: int = 1,
+    *,
+    zero: bool = True,
+    profile: Path | None = None,
+    providers: Sequence[Any] = ("CPUExecutionProvider",),
+) -> Any:
+    """A graph in onnxruntime.
+
+    Args:
+        zero: take denormal numbers for zero; it has no effect unless this is the process's first session.
+        profile: write onnxruntime's profile to a file whose name starts like this.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    if zero:
+        options.add_session_config_entry(DENORMAL_AS_ZERO, "1")
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4  # failures are shown in the table
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
+    return onnxruntime.InferenceSession(str(path), options, providers=list(providers))
 
 
 def difference(right: np.ndarray, found: np.ndarray) -> float:
@@ -353,14 +373,25 @@ def noting_failure(measured: Measured) -> Iterator[None]:
         yield
     except Exception as error:  # torch's and onnxruntime's exceptions have no common base class
         measured.reason = str(error).partition("\n")[0][:200]
-        measured.failure = NO_MEMORY if lacks_memory(error) else "fails"
+        words = f"{type(error).__name__} {error}"
+        lacking = re.search(r"allocat|not enough memory|out ?of ?memory|MemoryError", words, re.IGNORECASE)
+        measured.failure = NO_MEMORY if lacking else "fails"
         report.say(f"{measured.failure}: {measured.reason}")
 
 
-def lacks_memory(error: Exception) -> bool:
-    """Whether torch or onnxruntime could not allocate memory."""
-    words = f"{type(error).__name__} {error}"
-    return bool(re.search(r"allocat|not enough memory|out ?of ?memory|MemoryError", words, re.IGNORECASE))
+@contextlib.contextmanager
+def noting_extra(measured: Measured, device: str = "cpu") -> Iterator[None]:
+    """Notes how many bytes the peak of memory has beyond those in use before."""
+    if device == "cpu":
+        before = start_peak()
+        yield
+        measured.extra = peak() - before
+        return
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    yield
+    measured.extra = torch.cuda.max_memory_allocated() - before
 
 
 def limit_memory() -> None:

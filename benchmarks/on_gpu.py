@@ -33,9 +33,8 @@ PARTS = {
     "tests": 70,
     "choices": 50,
     "attention": 130,
-    "limits": 25,
-    "graphs": 120,
-    "encoders": 45,
+    "graphs": 135,
+    "encoders": 55,
 }
 """Part, a module in ``gpu/`` -> its share of the time, in order of worth, because a run may be cut off at any
 time. What a part leaves is divided among those after it."""
@@ -89,12 +88,7 @@ def ended(process: multiprocessing.process.BaseProcess, seconds: float) -> str |
 @click.option(
     "--results", type=click.Path(path_type=Path), help="Folder to write to.  [results/; a trial: none]"
 )
-def main(
-    device: str,
-    parts: tuple[str, ...],
-    minutes: float,
-    results: Path | None,
-) -> None:
+def main(device: str, parts: tuple[str, ...], minutes: float, results: Path | None) -> None:
     started, parts = time.monotonic(), parts or tuple(PARTS)
     if device == "cuda" and not torch.cuda.is_available():
         raise click.ClickException("torch finds no CUDA device; for a trial without one: make gpu DEVICE=cpu")

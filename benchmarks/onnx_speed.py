@@ -28,14 +28,13 @@ import numpy as np
 import report
 import torch
 from conversion import watch
-from measuring import STEPS, STOCK, WARM_UP, Cell, Setup, fresh
+from measuring import DENORMAL_AS_ZERO, STEPS, STOCK, WARM_UP, Cell, Setup, fresh
 from report import number, ratio, say
 
 TOLERANCE = 1e-3
 """Largest difference of the last token's logits between graphs, relative to the largest logit."""
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
-DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
 KEPT = ", denormals kept"
 """End of a side's name: the graph of the name before it, in onnxruntime's default."""
 PACKAGES = ("onnx", "onnxruntime")
@@ -88,11 +87,9 @@ OPTIMUM = """
 import sys
 from optimum.exporters.onnx import main_export
 
-source, out, dtype, device = sys.argv[1:]
-task = "text-generation-with-past"
-main_export(source, out, task=task, dtype=dtype, device=device, do_validation=False)
+source, out = sys.argv[1:]
+main_export(source, out, task="text-generation-with-past", dtype="fp32", do_validation=False)
 """
-OPTIMUM_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def make_checkpoints(setup: Setup, folders: Sequence[str]) -> None:
@@ -112,7 +109,7 @@ def export_command(setup: Setup, name: str, optimum_python: str | None) -> list[
         return [*words, *(["--last-logits"] if last else [])]
     words = [str(source), str(out)]
     if name == "optimum":
-        return [str(optimum_python), "-c", OPTIMUM, *words, OPTIMUM_DTYPES[setup.dtype], setup.device]
+        return [str(optimum_python), "-c", OPTIMUM, *words]
     return [sys.executable, "-c", TRANSFORMERS, *words, *(["last"] if last else [])]
 
 
@@ -144,40 +141,22 @@ class Cached:
     Our graphs write new keys and values into the buffer that holds the old ones. The other graphs return a
     new cache, which is passed to the next step without a copy through NumPy.
 
-    Args:
-        setup: where it runs.
-        graph: which one.
-        zero: take denormal numbers for zero; it has no effect unless this is the process's first session.
-        profile: write onnxruntime's profile to a file whose name starts like this.
-        provider: options of the CUDA provider.
+    Other options are those of ``measuring.session``; ``provider`` has those of the CUDA provider.
     """
 
     def __init__(
-        self,
-        setup: Setup,
-        graph: Graph,
-        *,
-        zero: bool = True,
-        profile: Path | None = None,
-        provider: Mapping[str, str] | None = None,
+        self, setup: Setup, graph: Graph, *, provider: Mapping[str, str] | None = None, **options: Any
     ):
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        if zero:
-            options.add_session_config_entry(DENORMAL_AS_ZERO, "1")
-        options.intra_op_num_threads, options.inter_op_num_threads = setup.threads, 1
-        options.log_severity_level = 4  # failures are shown in the table
-        if profile is not None:
-            options.enable_profiling, options.profile_file_prefix = True, str(profile)
         if setup.device == "cuda":
+            import onnxruntime
+
             onnxruntime.preload_dlls()  # those that torch brought
         # On CUDA, onnxruntime would ask for more memory than it needs, in steps of powers of two.
         memory = {"arena_extend_strategy": "kSameAsRequested"}
         needed = {**memory, **(provider or {})} if setup.device == "cuda" else {}
         asked = PROVIDERS[setup.device]
-        path = str(setup.folder / graph.folder / graph.file)
-        self.session = onnxruntime.InferenceSession(path, options, providers=[(asked, needed)])
+        path = setup.folder / graph.folder / graph.file
+        self.session = measuring.session(path, setup.threads, providers=[(asked, needed)], **options)
         if self.session.get_providers()[0] != asked:
             raise RuntimeError(f"onnxruntime fell back from {asked}")
         self.device = setup.device
@@ -259,9 +238,8 @@ def measure(setup: Setup, side: str, length: int) -> Cell:
         cached = Cached(setup, GRAPHS[side.removesuffix(KEPT)], zero=not side.endswith(KEPT))
         cached.prompt(tokens(setup, WARM_UP), WARM_UP)  # loads the weights, so they do not count as extra
         ids = tokens(setup, length + WARM_UP + STEPS)
-        before = measuring.start_peak()
-        cached.prompt(ids[:, :length], ids.shape[1])
-        cell.prompt.extra = measuring.peak() - before
+        with measuring.noting_extra(cell.prompt):
+            cached.prompt(ids[:, :length], ids.shape[1])
         measure_steps(cached, ids, length, 1, cell)
         cell.resident = measuring.peak()
     return cell

@@ -30,13 +30,14 @@ class Original:
     repository: str
     """Repository on GitHub."""
     commit: str
-    folder: str
-    """The folder of the first of ``packages`` in the repository."""
     cases: Mapping[str, Case]
-    config: str = ""
+    config: str
     """Full name of the config class."""
-    model: str = ""
+    model: str
     """Full name of the model class; ``{head}`` is replaced by the part after the family's name."""
+    note: str
+    folder: str = ""
+    """The folder of the first of ``packages`` in the repository."""
     packages: tuple[str, ...] = ("original",)
     """Packages imported without their ``__init__``, which would import a whole training library."""
     stubs: tuple[str, ...] = ()
@@ -49,7 +50,6 @@ class Original:
     """The code needs a boolean mask."""
     rows_alone: bool = False
     """The code takes no padding mask, so padded rows are compared with the same rows run alone."""
-    note: str = ""
 
 
 def older_mpt(config: Config, state: State) -> None:  # noqa: ARG001
@@ -113,26 +113,25 @@ MOSAIC_GPT = {
     "softmax_scale, logit_scale": Case(16, {"softmax_scale": 0.2, "logit_scale": 0.5}),
     "biases, mlp_ratio 2": Case(16, {"no_bias": False, "mlp_ratio": 2}),
 }
+BAICHUAN: Config = {
+    "family": "baichuan",
+    "config": "original.configuration_baichuan.BaichuanConfig",
+    "model": "original.modeling_baichuan.BaichuanForCausalLM",
+}
 TIED = r"^cls\.predictions\.decoder\.weight$"
 
 ORIGINALS = {
     "baichuan": Original(
-        family="baichuan",
+        **BAICHUAN,
         repository="Mrgengli/baichuan_python",
         commit="bac52bfd3a167331cd0eb283d0a3274de89b3f82",
-        folder="",
-        config="original.configuration_baichuan.BaichuanConfig",
-        model="original.modeling_baichuan.BaichuanForCausalLM",
         cases=sizes(40, 12, 8, norm_head=False),
         note="Baichuan-13B-Chat's code, from a copy of its Hub repository.",
     ),
     "baichuan2": Original(
-        family="baichuan",
+        **BAICHUAN,
         repository="jrd77/Baichuan2-13B-Chat",
         commit="d022d7264467b2c3bc483e7a3a17105dedba50b8",
-        folder="",
-        config="original.configuration_baichuan.BaichuanConfig",
-        model="original.modeling_baichuan.BaichuanForCausalLM",
         cases=sizes(40, 12, 8),
         note="Baichuan2-13B-Chat's code, from a copy of its Hub repository.",
     ),
@@ -210,7 +209,6 @@ ORIGINALS = {
         family="jina_bert",
         repository="roycms/jina-embeddings-v2-base-en",
         commit="44a6b72942202ea92138683ea4bb1081477a101d",
-        folder="",
         config="original.configuration_jbert.JBertConfig",
         model="original.modeling_jbert.JBert{head}",
         cases=encoders({}, "SequenceClassification"),

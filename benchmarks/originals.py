@@ -3,12 +3,7 @@
 Families that are not in transformers have their code on GitHub, written for transformers 4.2x and 4.3x. It
 runs under 4.33.3, in a separate environment, on tiny random checkpoints in the original layout. The converted
 repository (``--method none``) runs under this environment's transformers, and the logits are compared in
-float32.
-
-    python benchmarks/originals.py --setup      # prints the commands that prepare the next line
-    python benchmarks/originals.py --code .venv-originals/code --python .venv-originals/bin/python [NAME ...]
-
-This project contains none of that code: original_code.py lists its sources.
+float32. This project contains none of that code: original_code.py lists its sources.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -205,16 +200,8 @@ def convert_all(original: Original, work: Path) -> None:
         np.savez(folder / "ours.npz", **results)
 
 
-class Outcome(NamedTuple):
-    """The findings about one original."""
-
-    cases: int
-    worst: float
-    """Largest difference, relative to the largest logit of its case."""
-
-
-def examine(name: str, code: Path, python: str, work: Path) -> Outcome:
-    """Runs both sides on every case."""
+def examine(name: str, code: Path, python: str, work: Path) -> float:
+    """Runs both sides on every case: the largest difference, relative to the largest logit of its case."""
     original, masks = ORIGINALS[name], inputs()[1]
     convert_all(original, work)
     start(python, "original", name, code, work)
@@ -227,16 +214,16 @@ def examine(name: str, code: Path, python: str, work: Path) -> Outcome:
                 gaps = gaps[masks[side(way) or ""].bool().numpy()]
             gap = gaps.max() / np.abs(theirs["no mask"]).max()
             worst = float(np.maximum(worst, gap))  # np.maximum keeps NaN
-    return Outcome(len(original.cases), worst)
+    return worst
 
 
-def sections(outcomes: Mapping[str, Outcome], old: str, new: str) -> list[str]:
+def sections(worst: Mapping[str, float], old: str, new: str) -> list[str]:
     """The results in Markdown."""
     overview, code = [], []
-    for name, found in outcomes.items():
+    for name, found in worst.items():
         original = ORIGINALS[name]
         tree = f"https://github.com/{original.repository}/tree/{original.commit}/{original.folder}"
-        overview.append([name, str(found.cases), f"{found.worst:.1e}"])
+        overview.append([name, str(len(original.cases)), f"{found:.1e}"])
         code.append(f"* {name}: [{original.repository}]({tree.rstrip('/')}). {original.note}")
     return [
         f"The originals ran under {old}, the converted models under {new}: largest differences of the logits "
@@ -264,21 +251,18 @@ def main() -> int:
         return 0
     if not (arguments.code and arguments.python):
         parser.error("--code and --python are required; --setup prints how to create them")
-    busy, outcomes = load(), {}
+    busy, worst = load(), {}
     with workplace() as work:
         for name in names:
             print(f"{name} ...", file=sys.stderr)
-            outcomes[name] = examine(name, arguments.code.resolve(), arguments.python, work / name)
-        found = sections(outcomes, start(arguments.python, "versions"), start(sys.executable, "versions"))
+            worst[name] = examine(name, arguments.code.resolve(), arguments.python, work / name)
+        found = sections(worst, start(arguments.python, "versions"), start(sys.executable, "versions"))
     file = "-".join(["originals", *arguments.names])
     finish(file, "Converted models against the original code", found, busy, write=arguments.write)
-    return int(not all(outcome.worst <= TOLERANCE for outcome in outcomes.values()))
+    return int(not all(gap <= TOLERANCE for gap in worst.values()))
 
 
-CHILDREN: dict[str, Callable[..., None]] = {
-    "original": child_original,
-    "versions": child_versions,
-}
+CHILDREN = {"original": child_original, "versions": child_versions}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:

@@ -9,7 +9,6 @@ onnxruntime on the same windows, prompts or texts.
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ import train_encoders
 
 from converter import OnnxOptions, convert, export
 from converter.evaluation.statistics import compare, summarise
+from converter.evaluation.tasks import scores as scores_of
 
 GRAPHS = {
     "fp32": ("model.onnx", {"dtype": "fp32"}),
@@ -47,8 +47,7 @@ CALIBRATED = "int4, `--calibrate`"
 BASE = "fp32"
 PACKAGES = ("onnx", "onnxruntime")
 Array = NDArray[Any]
-FOLDER = click.option("--models", type=Path, default=evidence_measure.MODELS_FOLDER, help="Trained models.")
-ONLY = click.option("--only", help="Names of models, with commas between them.  [all]")
+FOLDER = evidence_measure.MODELS_FOLDER
 
 
 @click.group(help=__doc__)
@@ -59,12 +58,7 @@ def main() -> None:
 # --- language models
 
 TRAINED = evidence_design.TRAINED_LENGTH
-MODELS = tuple(
-    evidence_design.Model(task, heads, seed)
-    for task in ("text", "lines")
-    for heads in (8, 12)
-    for seed in (0, 1)
-)
+MODELS = [each for each in evidence_design.MODELS if each.bias_max is None and each.seed < 2]
 LENGTHS = (TRAINED, 4 * TRAINED)
 ITEMS, PROMPTS = 64, 200
 """Windows of the longer length; prompts of each length."""
@@ -127,29 +121,25 @@ def language_cell(task: str, found: Sequence[float], base: Sequence[float]) -> s
 
 
 @main.command()
-@FOLDER
-@ONLY
 @report.common()
-def language(models: Path, only: str | None, write: bool) -> None:
+def language(write: bool) -> None:
     """Perplexity and right answers of graphs of small trained language models."""
     from transformers import AutoTokenizer
 
     before, rows = report.load(), []
-    models.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(exist_ok=True)
     for model in MODELS:
-        if only and model.name not in only.split(","):
-            continue
-        evidence_measure.train(model, models)
+        source = evidence_measure.train(model, FOLDER)
         with measuring.workplace() as temporary:
             out = temporary / "converted"
-            convert(model.folder(models), out, train_length=TRAINED)
+            convert(source, out, train_length=TRAINED)
             tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
             text, items = material(model.task, temporary, tokenizer)
             base: dict[int, list[float]] = {}
             for name, (file, options) in {**GRAPHS, CALIBRATED: GRAPHS["int4"]}.items():
                 calibrate = (text,) if name == CALIBRATED else ()
                 export(out, OnnxOptions(standalone=True, calibrate=calibrate, **options))
-                graph = encoder_speed.session(out / "onnx" / file)
+                graph = measuring.session(out / "onnx" / file)
                 found = {length: scores(model.task, graph, items[length]) for length in LENGTHS}
                 base = base or found
                 cells = [language_cell(model.task, found[length], base[length]) for length in LENGTHS]
@@ -164,12 +154,12 @@ def language(models: Path, only: str | None, write: bool) -> None:
 # --- encoders
 
 MULTIPLES = (1, 4, 8)
-PAIRS, SEED, ROWS, TOP = 128, 2000, 16, 10
-"""Queries, and documents, of each length; their seed; texts that are run at once; ranks that count."""
+PAIRS, SEED, ROWS = 128, 2000, 16
+"""Queries, and documents, of each length; their seed; texts that are run at once."""
 ENCODERS = f"""\
 Small MosaicBERTs, trained at {train_encoders.TRAINED_LENGTH} tokens to find the document that holds a pair of
 words, and converted with `--method ntk --dynamic length`. For each length there are {PAIRS} queries and
-{PAIRS} documents. A cell is nDCG@{TOP} in percent. In brackets is the mean change from fp32 over the same
+{PAIRS} documents. A cell is nDCG@10 in percent. In brackets is the mean change from fp32 over the same
 queries, with its 95 % confidence interval. The models are far smaller than published ones: measure yours."""
 
 
@@ -197,22 +187,17 @@ def ndcg(queries: Array, documents: Array) -> list[float]:
     """nDCG@10 of each query, whose only relevant document is the one with its number."""
     units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (queries, documents)]
     similar = units[0].astype(np.float64) @ units[1].astype(np.float64).T
-    ranks = (similar > np.diag(similar)[:, None]).sum(1) + 1
-    return [1 / math.log2(1 + rank) if rank <= TOP else 0.0 for rank in ranks]
+    return [scores_of.ndcg(np.argsort(-row), {number: 1}) for number, row in enumerate(similar)]
 
 
 @main.command()
-@FOLDER
-@ONLY
 @report.common()
-def encoders(models: Path, only: str | None, write: bool) -> None:
+def encoders(write: bool) -> None:
     """nDCG@10 of graphs of small trained encoders."""
     before, rows = report.load(), []
-    models.mkdir(parents=True, exist_ok=True)
-    for model in evidence_encoders.MODELS:
-        if model.task != "pairs" or (only and model.name not in only.split(",")):
-            continue
-        source = evidence_measure.train(model, models, evidence_encoders.SCRIPT)
+    FOLDER.mkdir(exist_ok=True)
+    for model in (each for each in evidence_encoders.MODELS if each.task == "pairs"):
+        source = evidence_measure.train(model, FOLDER, evidence_encoders.SCRIPT)
         with measuring.workplace() as temporary:
             out = with_graphs(source, temporary)
             for length in (multiple * train_encoders.TRAINED_LENGTH for multiple in MULTIPLES):
@@ -220,7 +205,7 @@ def encoders(models: Path, only: str | None, write: bool) -> None:
                 queries, documents = pairs_task.draw(rng, pairs=PAIRS, length=length)
                 found = {}
                 for name, (file, _) in GRAPHS.items():
-                    graph = encoder_speed.session(out / "onnx" / file)
+                    graph = measuring.session(out / "onnx" / file)
                     found[name] = ndcg(vectors(graph, queries), vectors(graph, documents))
                 rows.append([model.name, str(length), *(encoder_cell(found, name) for name in GRAPHS)])
                 report.say(" | ".join(rows[-1]))

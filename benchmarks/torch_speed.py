@@ -26,8 +26,7 @@ ROUNDED = " Stock Falcon rounds its bias to bfloat16."
 def measure(setup: Setup, side: str, length: int) -> Cell:
     """Measures one side at one length; call it in a fresh process."""
     torch.set_num_threads(setup.threads)
-    if setup.device == "cpu":
-        measuring.limit_memory()
+    measuring.limit_memory()
     model, cell = measuring.load(setup, side), Cell()
     with torch.inference_mode():
         for parameter in model.parameters():  # load mapped weights now, or they would count as extra
@@ -42,7 +41,6 @@ def measure(setup: Setup, side: str, length: int) -> Cell:
 @click.option(
     "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @report.numbers(layers=6, heads=16, head_dim=64, threads=1, repeats=9, seconds=120.0)
 @report.lengths("512,2048,4096,8192")
 @report.common(layers=1, heads=2, head_dim=8, lengths="16,32", repeats=1)
@@ -66,7 +64,7 @@ def main(lengths: list[int], repeats: int, seconds: float, write: bool, **option
         f"largest. {measuring.SAID}" + (ROUNDED if setup.family == "falcon" else ""),
         report.table(["tokens", "side", *measuring.COLUMNS, "runs"], rows, texts=2),
     ]
-    name = f"torch_speed-{setup.family}-{setup.device}-{setup.dtype}"
+    name = f"torch_speed-{setup.family}-cpu-{setup.dtype}"
     title = f"Patched against stock torch: {setup.family}"
     report.finish(name, title, sections, before, write=write)
 

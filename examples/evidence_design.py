@@ -96,10 +96,18 @@ class Model:
     """``alibi_bias_max`` of an MPT; None for a BLOOM."""
 
     @property
+    def kind(self) -> str:
+        """The name of all models that differ from it only in their seed."""
+        return f"{self.task}-{self.heads}{self._bias}"
+
+    @property
     def name(self) -> str:
         """Its name in results."""
-        kind = "" if self.bias_max is None else f"-max-{self.bias_max}"
-        return f"{self.task}-{self.heads}-{self.seed}{kind}"
+        return f"{self.task}-{self.heads}-{self.seed}{self._bias}"
+
+    @property
+    def _bias(self) -> str:
+        return "" if self.bias_max is None else f"-max-{self.bias_max}"
 
     @property
     def slopes(self) -> Slopes:
@@ -111,35 +119,18 @@ class Model:
         return EXAMPLES / "tiny-bloom" if self.name == "lines-8-0" else models / self.name
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Models that differ only in their seed."""
-
-    task: str
-    heads: int
-    bias_max: int | None
-    seeds: int
-    """How many there are, with seeds from 0."""
-
-    @property
-    def name(self) -> str:
-        """Of its table."""
-        return f"{self.task}-{self.heads}" + ("" if self.bias_max is None else f"-max-{self.bias_max}")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        """Its models."""
-        return tuple(Model(self.task, self.heads, seed, self.bias_max) for seed in range(self.seeds))
-
-
-KINDS = (
-    Kind("lines", 8, None, 4),
-    Kind("lines", 12, None, 2),
-    Kind("text", 8, None, 2),
-    Kind("text", 12, None, 2),
-    Kind("lines", 8, 5, 2),
-    Kind("lines", 12, 5, 1),
-    Kind("text", 8, 5, 2),
+KINDS = tuple(
+    tuple(Model(task, heads, seed, bias_max) for seed in range(seeds))
+    for task, heads, bias_max, seeds in (
+        ("lines", 8, None, 4),
+        ("lines", 12, None, 2),
+        ("text", 8, None, 2),
+        ("text", 12, None, 2),
+        ("lines", 8, 5, 2),
+        ("lines", 12, 5, 1),
+        ("text", 8, 5, 2),
+    )
 )
-"""The flattest head sees 5 times the trained length or, with a `bias_max` of 5, 0.6 times that length."""
-MODELS = tuple(model for kind in KINDS for model in kind.models)
+"""Models of a kind differ only in their seed. The flattest head sees 5 times the trained length or, with a
+`bias_max` of 5, 0.6 times that length."""
+MODELS = tuple(model for kind in KINDS for model in kind)

@@ -21,7 +21,7 @@ import numpy as np
 import pairs_task
 from evidence_design import EXAMPLES, Model
 from evidence_measure import MODELS_FOLDER, against_none, kept, read, to_text, together, train
-from evidence_tables import markdown, with_tables
+from evidence_tables import cell, markdown, with_tables
 from text_task import read_corpus
 from train_encoders import TRAINED_LENGTH
 
@@ -29,7 +29,7 @@ from converter import convert, fit
 from converter.errors import NoGain
 from converter.evaluation.embeddings import embed, rank
 from converter.evaluation.evaluate import evaluate
-from converter.evaluation.results import PERPLEXITY, Measurement, Results
+from converter.evaluation.results import Measurement, Results
 from converter.evaluation.runner import choose
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import open_subject
@@ -240,11 +240,8 @@ def in_index(model: Model, models: Path) -> Results:
 
 def joined(found: Sequence[Results]) -> Results:
     """Joins the results of all models and compares each scaling with none."""
-    measurements = [
-        replace(each, depths=(), positions=())
-        for results in found
-        for each in against_none(results.measurements)
-    ]
+    compared = [each for results in found for each in against_none(results.measurements)]
+    measurements = [replace(each, depths=(), positions=()) for each in compared]
     settings = {**found[0].settings, "items": {"pairs": dict(PAIRS), "masked": WINDOWS}}
     return replace(together(found), measurements=measurements, settings=settings)
 
@@ -261,20 +258,12 @@ def table(results: Results, task: str) -> str:
     if task == "masked" and FITTED not in scalings:
         scalings.append(FITTED)
 
-    def cell(name: str, scaling: str, length: int) -> str:
-        each = found.get((name, scaling, length))
-        if each is None:
-            return "no gain"
-        star = "*" if each.comparison is not None and each.comparison.significant else ""
-        if each.metric == PERPLEXITY:
-            return f"{each.value:.3f}{star}"
-        return f"{100 * each.value:.1f}{star}"
+    def shown(name: str, scaling: str, length: int) -> str:
+        each, base = (found.get((name, of, length)) for of in (scaling, scalings[0]))
+        return cell(each, base) if each and base else "no gain"
 
     rows = [
-        [
-            scaling,
-            *(" / ".join(cell(name, scaling, length) for name in names) for length in lengths),
-        ]
+        [scaling, *(" / ".join(shown(name, scaling, length) for name in names) for length in lengths)]
         for scaling in scalings
     ]
     what = "perplexity of masked bytes" if task == "masked" else "nDCG@10, %"

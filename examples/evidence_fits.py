@@ -70,11 +70,6 @@ class Form:
         return TRAINED_LENGTH if self.multiple > 1 else TRAINED_LENGTH // int(SCALE)
 
     @property
-    def lengths(self) -> Sequence[int]:
-        """Lengths of the prompts to fit to."""
-        return [length for length in LENGTHS if length <= self.target]
-
-    @property
     def slug(self) -> str:
         """Its part of a folder's name."""
         return self.name.replace(" ", "-").replace(",", "")
@@ -102,14 +97,6 @@ RULES = {"rule of the other models, by layer": True, "rule of the other models, 
 """Name in the table -> whether each layer has its own; see ``rule``."""
 
 
-def documents(models: Path, name: str, count: int, tokens: int, seed: int) -> Path:
-    """A file of so many documents of lines and questions, of so many tokens each."""
-    rng = np.random.default_rng([seed, tokens])
-    file = models / name
-    file.write_text("".join(document(rng, tokens) for _ in range(count)), encoding="utf-8")
-    return file
-
-
 def material(model: Model, models: Path, form: Form) -> dict[str, Any]:
     """What to fit to, as arguments of ``fit``: text like that the model was trained on, or prompts."""
     if model.task == "text":
@@ -117,9 +104,12 @@ def material(model: Model, models: Path, form: Form) -> dict[str, Any]:
         file.write_text(read_corpus().training[: form.text], encoding="utf-8", newline="\n")
         return {"text": [file]}
     if form.of == TEXT_OF:
-        return {"text": [documents(models, "fit-lines.txt", DOCUMENTS, form.target, SEED)]}
+        file, rng = models / "fit-lines.txt", np.random.default_rng([SEED, form.target])
+        file.write_text("".join(document(rng, form.target) for _ in range(DOCUMENTS)), encoding="utf-8")
+        return {"text": [file]}
     file = models / f"fit-{form.target}.jsonl"
-    rows = prompts_as_json(form.lengths, ITEMS // len(form.lengths), SEED)
+    lengths = [length for length in LENGTHS if length <= form.target]
+    rows = prompts_as_json(lengths, ITEMS // len(lengths), SEED)
     file.write_text(rows, encoding="utf-8")
     return {"prompts": [make_task("prompts", file)]}
 
@@ -176,18 +166,15 @@ def rule(model: Model, models: Path, *, by_layer: bool) -> Path | None:
                 found.append((places(other), exponents_of(folder)))
     if not found:
         return None
-    rows = np.mean([[_at(places(model), where, row) for row in layers] for where, layers in found], axis=0)
+    heads, each = places(model), []
+    for where, layers in found:  # between the places that are known; beyond them, the nearest one
+        order = np.argsort(where)
+        each.append([np.interp(heads, np.array(where)[order], np.array(row)[order]) for row in layers])
+    rows = np.mean(each, axis=0)
     rows = rows if by_layer else rows.mean(axis=0, keepdims=True)
     scaling = {"type": "fitted", "train_seq_len": TRAINED_LENGTH, "dynamic": "position", "rate": 1.0}
     convert(model.folder(models), out, slopes={**scaling, "exponents": rows.round(6).tolist()})
     return out
-
-
-def _at(wanted: Sequence[float], where: Sequence[float], values: Sequence[float]) -> list[float]:
-    """Values at the wanted places, between those known; beyond them, the nearest one."""
-    order = np.argsort(where)
-    found: list[float] = np.interp(wanted, np.asarray(where)[order], np.asarray(values)[order]).tolist()
-    return found
 
 
 def exponents_of(folder: Path) -> list[list[float]]:

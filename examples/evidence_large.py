@@ -31,21 +31,12 @@ from evidence_measure import MODELS_FOLDER, against_none, kept, read, to_text, t
 from evidence_tables import cell, compared, markdown, with_tables
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from train_large import (
-    BIAS_MAX,
-    HEADS,
-    SHARES,
-    TOKENS_PER_RECORD,
-    TRAINED_LENGTH,
-    network,
-    spread,
-)
+from train_large import SHARES, TOKENS_PER_RECORD, TRAINED_LENGTH, network, spread
 
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.tasks import make_task
 from converter.scaling.scaling import UNSCALED, Scaling, short_names
-from converter.scaling.slopes import stock_slopes
 
 RESULTS = EXAMPLES / "evidence" / "large.json"
 DOCUMENT = EXAMPLES / "evidence" / "README.md"
@@ -55,7 +46,6 @@ LENGTHS = tuple(PROMPTS)
 WINDOWS = 24
 """Number of windows of text; each has the longest length, and comes from the middle of another file."""
 
-STOCK = stock_slopes(HEADS, BIAS_MAX)
 RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
 BY_PARTS = Scaling("by-parts", dynamic="position", train_length=TRAINED_LENGTH, ramp=RAMP)
 NTK = Scaling("ntk", dynamic="position", train_length=TRAINED_LENGTH)
@@ -70,9 +60,7 @@ SCALINGS: tuple[Scaling, ...] = (
 )
 """In the order in which they are measured: what a stop should leave comes first."""
 SHORT = short_names(map(str, SCALINGS))
-PAIRS: tuple[tuple[Scaling, Scaling], ...] = (
-    *((BY_PARTS, UNSCALED), (BY_PARTS, NTK), (BY_PARTS, STATIC_BY_PARTS)),
-)
+PAIRS = ((BY_PARTS, UNSCALED), (BY_PARTS, NTK), (BY_PARTS, STATIC_BY_PARTS))
 """Two scalings to compare on the same prompts and windows."""
 FIRST_QUERY = 256
 """The attention of queries from this place on is averaged: before it, the first token is near."""

@@ -47,57 +47,6 @@ def train(model: Model, models: Path, script: str = "train.py") -> Path:
     return folder
 
 
-def measure(
-    model: Model,
-    models: Path,
-    runs: Sequence[Run],
-    prompts: Mapping[int, int],
-    windows: int,
-    longest: int = LENGTHS[-1],
-) -> Results:
-    """Measures a trained model, or what was made of it, in several runs of ``evaluate``.
-
-    Args:
-        model: the model, which names the results.
-        models: the folder of all models.
-        runs: what to measure; the first one describes the model.
-        prompts: number of prompts of the lines task for each length.
-        windows: number of windows of text.
-        longest: tokens of a window; a power of two times the trained length.
-    """
-    asked: dict[str, Any]
-    if model.task == "lines":
-        file = models / "lines.jsonl"
-        rows = "".join(prompts_as_json([length], prompts[length], seed=0) for length in prompts)
-        file.write_text(rows, encoding="utf-8")
-        asked = {"tasks": [make_task("prompts", file)], "items": max(prompts.values()), "lengths": [*prompts]}
-    else:
-        file = models / f"held-out-{longest}.txt"
-        file.write_text(read_corpus(longest).held_out, encoding="utf-8", newline="\n")
-        asked = {"text": [file], "items": windows, "lengths": ladder(TRAINED_LENGTH, longest)}
-    parts = [
-        evaluate(
-            [run.folder],
-            train_length=TRAINED_LENGTH,
-            progress=sys.stderr.isatty(),
-            **asked,
-            **run.arguments,
-        )
-        for run in runs
-    ]
-    [about] = parts[0].models.values()
-    return Results(
-        [
-            replace(each, model=model.name, scaling=run.name or each.scaling)
-            for run, part in zip(runs, parts, strict=True)
-            for each in part.measurements
-        ],
-        {model.name: about},
-        parts[0].settings,
-        sum(part.seconds for part in parts),
-    )
-
-
 def kept(path: Path, make: Callable[[], Results]) -> Results:
     """The results in a file, which are made if it is missing."""
     if not path.exists():
@@ -163,7 +112,7 @@ class Study:
     runs: Callable[[Model, Path], Sequence[Run]]
     """What to measure of a model, given the folder of all models."""
     longest: int = LENGTHS[-1]
-    """Tokens of a window."""
+    """Tokens of a window; a power of two times the trained length."""
     drawn: frozenset[Model] = frozenset()
     """Models whose results by depth and position are kept for pictures, beyond the trained length."""
     found: Callable[[Path], Mapping[str, Any]] = lambda _: {}
@@ -185,7 +134,29 @@ class Study:
         self.stored.write_text(to_text(self._joined(found, models)), encoding="utf-8")
 
     def _measure(self, model: Model, models: Path) -> Results:
-        return measure(model, models, self.runs(model, models), self.prompts, self.windows, self.longest)
+        """Measures a trained model, or what was made of it; the first run describes the model."""
+        asked: dict[str, Any]
+        if model.task == "lines":
+            file = models / "lines.jsonl"
+            rows = "".join(prompts_as_json([length], count, seed=0) for length, count in self.prompts.items())
+            file.write_text(rows, encoding="utf-8")
+            asked = {"tasks": [make_task("prompts", file)], "items": max(self.prompts.values())}
+            asked["lengths"] = [*self.prompts]
+        else:
+            file = models / f"held-out-{self.longest}.txt"
+            file.write_text(read_corpus(self.longest).held_out, encoding="utf-8", newline="\n")
+            asked = {"text": [file], "items": self.windows, "lengths": ladder(TRAINED_LENGTH, self.longest)}
+        asked |= {"train_length": TRAINED_LENGTH, "progress": sys.stderr.isatty()}
+        found = []
+        for run in self.runs(model, models):
+            part = evaluate([run.folder], **asked, **run.arguments)
+            named = [
+                replace(each, model=model.name, scaling=run.name or each.scaling)
+                for each in part.measurements
+            ]
+            found.append(replace(part, measurements=named))
+        [about] = found[0].models.values()
+        return replace(together(found), models={model.name: about})
 
     def _joined(self, found: Mapping[Model, Results], models: Path) -> Results:
         """Joins the results of all models, compares each scaling with none, and drops what is not shown."""

@@ -60,13 +60,7 @@ PAIRS = (
 
 
 def with_tables(document: str, kind: str, table: Callable[[str], str]) -> str:
-    """The document with what stands between its markers ``<!-- KIND NAME: ... -->`` replaced by tables.
-
-    Args:
-        document: a document in Markdown.
-        kind: of the markers.
-        table: makes a table, given its name.
-    """
+    """The document with what stands between its markers ``<!-- KIND NAME: ... -->`` replaced by tables."""
     block = rf"(<!-- {kind} ([a-z0-9-]+): [^\n]*-->\n).*?(<!-- end of {kind} -->)"
     return re.sub(block, lambda found: found[1] + table(found[2]) + found[3], document, flags=re.DOTALL)
 
@@ -75,10 +69,10 @@ def trained(results: Results) -> str:
     """The kinds of trained models."""
     rows = []
     for kind in KINDS:
-        model, about = kind.models[0], results.models[kind.models[0].name]
-        shape = f"{about['layers']} layers, {kind.heads} heads, {about['parameters']:,} parameters"
+        model, about = kind[0], results.models[kind[0].name]
+        shape = f"{about['layers']} layers, {model.heads} heads, {about['parameters']:,} parameters"
         sees = f"{NATS / min(model.slopes) / TRAINED_LENGTH:.1f} times the trained length"
-        rows.append([kind.name, str(kind.seeds), shape, sees])
+        rows.append([model.kind, str(len(kind)), shape, sees])
     return markdown(["models", "seeds", "shape", "the flattest head sees"], rows)
 
 
@@ -200,32 +194,24 @@ def _difference(
 
 
 def temperatures(results: Results) -> str:
-    """Means over the measured models of each kind: none, and by-parts by position with each temperature."""
-    scalings = (NONE, BY_PARTS, *TEMPERED.values())
+    """For each kind and length, means over the measured models: none, and by-parts with each temperature.
+
+    A star marks a significant difference from by-parts without a temperature, found as in ``pairs``.
+    """
     rows = []
     for kind in KINDS:
-        names = [model.name for model in kind.models if model.name in results.models]
-        found = by_temperature(results, names, scalings, LENGTHS) if names else ()
-        rows += [[kind.name, str(len(names)), *row] for row in found]
+        names = [model.name for model in kind if model.name in results.models]
+        for length in LENGTHS if names else ():
+            none, plain, *tempered = (
+                [_get(results, name, scaling, length) for name in names]
+                for scaling in (NONE, BY_PARTS, *TEMPERED.values())
+            )
+            row = [f"{length // TRAINED_LENGTH}x", _mean(none), _mean(plain)]
+            for found in tempered:
+                scores = ([each.scores for each in one] for one in (found, plain))
+                row.append(_mean(found) + "*" * _difference(found[0].metric, *scores).significant)
+            rows.append([kind[0].kind, str(len(names)), *row])
     return markdown(["models", "seeds", "length", "none", "C = 0", *TEMPERED], rows)
-
-
-def by_temperature(
-    results: Results, names: Sequence[str], scalings: Sequence[str], lengths: Sequence[int]
-) -> Iterator[list[str]]:
-    """For each length, means over some models: none, a scaling, and this scaling with each temperature.
-
-    A star marks a significant difference from the scaling without a temperature, found as in ``pairs``.
-    """
-    for length in lengths:
-        none, plain, *tempered = (
-            [_get(results, name, scaling, length) for name in names] for scaling in scalings
-        )
-        row = [f"{length // lengths[0]}x", _mean(none), _mean(plain)]
-        for found in tempered:
-            scores = ([each.scores for each in one] for one in (found, plain))
-            row.append(_mean(found) + "*" * _difference(found[0].metric, *scores).significant)
-        yield row
 
 
 def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -> str:

@@ -58,21 +58,16 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One evaluation item.
-
-    Attributes:
-        text: the prompt, with one record per line; it ends with the question's key.
-        answer: the right value, as a word.
-        input_ids: the token ids of `text`, int64 array of shape [tokens].
-        answer_id: the answer's token id.
-        asked_line: which line holds the answer, counted from 0.
-    """
+    """One evaluation item."""
 
     text: str
+    """With one record per line; it ends with the question's key."""
     answer: str
     input_ids: Ids
+    """The token ids of `text`, int64 array of shape [tokens]."""
     answer_id: int
     asked_line: int
+    """Which line holds the answer, counted from 0."""
 
 
 def lines_that_fit(tokens: int) -> int:
@@ -83,9 +78,7 @@ def lines_that_fit(tokens: int) -> int:
 def evaluation_prompt(rng: np.random.Generator, tokens: int) -> Prompt:
     """Draw a prompt with distinct keys and one question about a line chosen uniformly.
 
-    Args:
-        rng: the source of randomness; the same state gives the same prompt.
-        tokens: the length in tokens, answer included, to fill with as many lines as fit.
+    It has as many lines as fit into so many tokens, answer included.
 
     Raises:
         ValueError: the number of lines is not between 1 and the number of keys.
@@ -126,7 +119,7 @@ def training_batch(
     Args:
         rng: the source of randomness.
         sequences: the number of rows.
-        records: lines and questions in each row; a row has three times as many tokens.
+        records: lines and questions in each row.
         active_keys: draw keys only from the first `active_keys` of `KEYS`; at least `records`.
 
     Returns:
@@ -159,12 +152,7 @@ def training_batch(
 
 
 def document(rng: np.random.Generator, tokens: int) -> str:
-    """A text of lines and questions with their answers, as the models were trained on.
-
-    Args:
-        rng: the source of randomness.
-        tokens: its length; as many records as fit, and then ends of text.
-    """
+    """A text of so many tokens as the models were trained on: as many records as fit, then ends of text."""
     count = tokens // TOKENS_PER_LINE
     ids, _ = training_batch(rng, sequences=1, records=count, active_keys=len(KEYS))
     words = [VOCABULARY[token] for token in ids[0]] + [EOS] * (tokens - count * TOKENS_PER_LINE)
@@ -202,9 +190,8 @@ def main() -> None:
         help="tokens of a prompt with its answer [256,512,1024,2048]",
     )
     parser.add_argument("--items", type=int, default=300, help="prompts of each length [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts [%(default)s]")
     arguments = parser.parse_args()
-    text = prompts_as_json(arguments.lengths, arguments.items, arguments.seed)
+    text = prompts_as_json(arguments.lengths, arguments.items, seed=0)
     arguments.out.write_text(text, encoding="utf-8")
     print(arguments.out)
 

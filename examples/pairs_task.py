@@ -38,11 +38,9 @@ def build_tokenizer() -> Tokenizer:
 
 
 def draw(rng: np.random.Generator, *, pairs: int, length: int) -> tuple[Ids, Ids]:
-    """Draw queries and their documents.
+    """Draw queries and their documents; all of their pairs of words are different.
 
     Args:
-        rng: the source of randomness.
-        pairs: how many; all of their pairs of words are different.
         length: tokens of a document, special ones included; at least 8.
 
     Returns:

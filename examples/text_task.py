@@ -1,9 +1,5 @@
 """Python source code, byte by byte: the text for the small language models.
 
-    python examples/text_task.py held-out.txt
-
-writes text that no model was trained on, for `ntk-convert eval --text held-out.txt`.
-
 The corpus is the standard library of the running Python, so nothing is downloaded, and everybody with the
 same Python has the same text. One file in ten, chosen by a hash of its name, is held out. The evaluation
 reads one piece of each of these, as long as its longest window. So every window comes from a different file,
@@ -12,7 +8,6 @@ and windows are as independent of each other as files are.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import sysconfig
 from collections.abc import Iterator
@@ -28,8 +23,6 @@ SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")  # with the same ids as in BL
 TOKENS = (*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()))
 # Left out: installed packages, tests (not every installation has them), and tables of numbers.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
-PIECE = 2048
-"""Characters of a held-out piece, if nothing else is asked for."""
 
 Ids = NDArray[np.int64]
 
@@ -44,12 +37,8 @@ class Corpus:
     """A piece from the middle of each held-out file that is long enough."""
 
 
-def read_corpus(piece: int = PIECE) -> Corpus:
-    """The standard library's Python files, in the order of their names.
-
-    Args:
-        piece: characters of each held-out file that has so many.
-    """
+def read_corpus(piece: int = 2048) -> Corpus:
+    """The standard library's Python files; of each held-out one that has so many characters, a piece."""
     training, held_out = [], []
     for name, path in files():
         text = path.read_text(encoding="utf-8").rstrip() + "\n"
@@ -83,13 +72,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def training_batch(rng: np.random.Generator, ids: Ids, *, sequences: int, length: int) -> tuple[Ids, Ids]:
-    """Draw random pieces of a text.
-
-    Args:
-        rng: the source of randomness.
-        ids: the text in tokens, int64 array of shape [tokens].
-        sequences: the number of rows.
-        length: tokens in a row.
+    """Draw random pieces of a text in tokens, [tokens].
 
     Returns:
         `input_ids` and `targets`, int64 arrays of shape [sequences, length]; the target at a position is the
@@ -98,16 +81,3 @@ def training_batch(rng: np.random.Generator, ids: Ids, *, sequences: int, length
     starts = rng.integers(len(ids) - length, size=(sequences, 1))
     places = starts + np.arange(length)
     return ids[places], ids[places + 1]
-
-
-def main() -> None:
-    """Read the command line, write the held-out text."""
-    parser = argparse.ArgumentParser(description="Write the text that no model was trained on.")
-    parser.add_argument("out", type=Path, help="file to write")
-    arguments = parser.parse_args()
-    arguments.out.write_text(read_corpus().held_out, encoding="utf-8", newline="\n")
-    print(arguments.out)
-
-
-if __name__ == "__main__":
-    main()

@@ -21,12 +21,10 @@ The same seed gives the same weights, bit for bit, on the same machine with the 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,33 +66,12 @@ HIDDEN_SIZES = {("lines", 8): 64, ("lines", 12): 96, ("text", 8): 128, ("text", 
 LAYERS = {"lines": 2, "text": 3}
 
 
-@dataclass(frozen=True)
-class Training:
-    """The content of `training.json`, which is saved with the weights."""
-
-    task: Task
-    heads: int
-    seed: int
-    steps: int
-    tokens: int
-    cpu_seconds: int
-    bias_max: int | None = None
-    """`alibi_bias_max` of an MPT; None for a BLOOM."""
-    text_sha256: str | None = None
-    """SHA-256 of the text in UTF-8; None for lines, which are generated."""
-
-
 def config(task: Task, heads: int) -> dict[str, Any]:
-    """The config.json, with the same keys as in a published BLOOM checkpoint.
-
-    `torch_dtype` is the spelling that both old and new versions of transformers read.
-    """
+    """The config.json, with the same keys as in a published BLOOM checkpoint."""
     return {
         "apply_residual_connection_post_layernorm": False,
         "architectures": ["BloomForCausalLM"],
         "attention_dropout": 0.0,
-        "bos_token_id": vocabulary(task).index(BOS),
-        "eos_token_id": vocabulary(task).index(EOS),
         "hidden_dropout": 0.0,
         "hidden_size": HIDDEN_SIZES[task, heads],
         "initializer_range": 0.02,
@@ -102,15 +79,12 @@ def config(task: Task, heads: int) -> dict[str, Any]:
         "model_type": "bloom",
         "n_head": heads,
         "n_layer": LAYERS[task],
-        "pad_token_id": vocabulary(task).index(PAD),
         "pretraining_tp": 1,
         "seq_length": TRAINED_LENGTH,
         "slow_but_exact": False,
         "tie_word_embeddings": True,
-        "torch_dtype": "float32",
         "unk_token_id": vocabulary(task).index(UNK),
-        "use_cache": True,
-        "vocab_size": len(vocabulary(task)),
+        **_common(task),
     }
 
 
@@ -119,9 +93,7 @@ def mpt_config(task: Task, heads: int, bias_max: int) -> dict[str, Any]:
     return {
         "architectures": ["MPTForCausalLM"],
         "attn_config": {"alibi": True, "alibi_bias_max": bias_max, "attn_type": "multihead_attention"},
-        "bos_token_id": vocabulary(task).index(BOS),
         "d_model": HIDDEN_SIZES[task, heads],
-        "eos_token_id": vocabulary(task).index(EOS),
         "expansion_ratio": 4,
         "max_seq_len": TRAINED_LENGTH,
         "model_type": "mpt",
@@ -129,22 +101,24 @@ def mpt_config(task: Task, heads: int, bias_max: int) -> dict[str, Any]:
         "n_layers": LAYERS[task],
         "no_bias": False,
         "norm_type": "layernorm",
-        "pad_token_id": vocabulary(task).index(PAD),
         "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "use_cache": True,
-        "vocab_size": len(vocabulary(task)),
+        **_common(task),
     }
+
+
+def _common(task: Task) -> dict[str, Any]:
+    # `torch_dtype` is the spelling that both old and new versions of transformers read.
+    return {**_ends(task), "torch_dtype": "float32", "use_cache": True, "vocab_size": len(vocabulary(task))}
+
+
+def _ends(task: Task) -> dict[str, int]:
+    tokens = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    return {key: vocabulary(task).index(token) for key, token in tokens.items()}
 
 
 def generation_config(task: Task) -> dict[str, Any]:
     """The defaults of `generate`."""
-    return {
-        "bos_token_id": vocabulary(task).index(BOS),
-        "eos_token_id": vocabulary(task).index(EOS),
-        "max_new_tokens": 4 if task == "lines" else 100,  # an answer is one token and </s>
-        "pad_token_id": vocabulary(task).index(PAD),
-    }
+    return {**_ends(task), "max_new_tokens": 4 if task == "lines" else 100}  # an answer is one token and </s>
 
 
 # Padding on the left, as in BLOOM's own tokenizer. `model_input_names` leaves out token types, which BLOOM
@@ -234,19 +208,9 @@ class Trainer:
         self.optimizers = training.optimizers(self.model, layers, MUON_LEARNING_RATE, ADAM_LEARNING_RATE)
         self.rng = np.random.default_rng(seed)
         self.steps = self.tokens = 0
-        self._initial_rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
-
-    def decay(self, done: float) -> None:
-        """Set the learning rates for the point at which the share `done` of the decay is over."""
-        for optimizer, rate in zip(self.optimizers, self._initial_rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * (1 - done)
 
     def step(self, input_ids: lines_task.Ids, targets: lines_task.Ids) -> tuple[float, torch.Tensor]:
-        """One update.
-
-        Args:
-            input_ids: int64 array of shape [sequences, tokens].
-            targets: int64 array of the same shape; a target of `IGNORE` has no loss.
+        """One update by a batch of a task; targets of `IGNORE` have no loss.
 
         Returns:
             The loss in nats per target, and whether each target was the model's likeliest token, as a bool
@@ -312,12 +276,7 @@ def train_on_lines(trainer: Trainer) -> None:
         for _ in range(MAX_CURRICULUM_STEPS):
             loss, accuracy = step()
             passed = curriculum.update(accuracy)
-            progress.set_postfix(
-                records=curriculum.records,
-                keys=curriculum.keys,
-                loss=f"{loss:.2f}",
-                accuracy=f"{accuracy:.2f}",
-            )
+            progress.set_postfix(records=curriculum.records, loss=f"{loss:.2f}", accuracy=f"{accuracy:.2f}")
             progress.update()
             if passed:
                 break
@@ -329,7 +288,7 @@ def train_on_lines(trainer: Trainer) -> None:
 
     with tqdm(range(DECAY_STEPS), desc="decay", unit=" steps", disable=None) as decay:
         for done in decay:
-            trainer.decay(done / DECAY_STEPS)
+            training.set_rates(trainer.optimizers, 1 - done / DECAY_STEPS)
             loss, accuracy = step()
             decay.set_postfix(loss=f"{loss:.2f}", accuracy=f"{accuracy:.2f}")
 
@@ -339,19 +298,16 @@ def train_on_text(trainer: Trainer, text: str) -> None:
     ids = np.array(text_task.build_tokenizer().encode(text).ids)
     with tqdm(range(TEXT_STEPS + TEXT_DECAY_STEPS), unit=" steps", disable=None) as progress:
         for done in progress:
-            trainer.decay(max(0.0, (done - TEXT_STEPS) / TEXT_DECAY_STEPS))
-            loss, _ = trainer.step(
-                *text_task.training_batch(
-                    trainer.rng, ids, sequences=TEXT_SEQUENCES_PER_STEP, length=TRAINED_LENGTH
-                )
-            )
+            training.set_rates(trainer.optimizers, 1 - max(0.0, (done - TEXT_STEPS) / TEXT_DECAY_STEPS))
+            sizes = {"sequences": TEXT_SEQUENCES_PER_STEP, "length": TRAINED_LENGTH}
+            loss, _ = trainer.step(*text_task.training_batch(trainer.rng, ids, **sizes))
             progress.set_postfix(bits_per_byte=f"{loss / math.log(2):.2f}")
 
 
 def train(
     task: Task, heads: int, seed: int, bias_max: int | None = None
-) -> tuple[BloomForCausalLM, Training]:
-    """Train a model.
+) -> tuple[BloomForCausalLM, dict[str, Any]]:
+    """Train a model; returns it, and the content of `training.json`, which is saved with the weights.
 
     Raises:
         RuntimeError: the model did not learn the lines.
@@ -366,52 +322,45 @@ def train(
         train_on_text(trainer, text)
         sha256 = hashlib.sha256(text.encode()).hexdigest()
     seconds = round(time.process_time() - started)
-    record = Training(
-        task, heads, seed, trainer.steps, trainer.tokens, seconds, bias_max=bias_max, text_sha256=sha256
-    )
+    record: dict[str, Any] = {"task": task, "heads": heads, "seed": seed}
+    record |= {"steps": trainer.steps, "tokens": trainer.tokens}
+    record |= {"cpu_seconds": seconds, "bias_max": bias_max, "text_sha256": sha256}
     return trainer.model.eval(), record
 
 
-def save(model: BloomForCausalLM, record: Training, out: Path) -> None:
+def save(model: BloomForCausalLM, record: dict[str, Any], out: Path) -> None:
     """Write the checkpoint's files into `out`.
 
     The configuration files are written from the dicts above, since those of `save_pretrained` differ between
     versions of transformers.
     """
-    if record.bias_max is None:
+    task, heads, bias_max = (record[key] for key in ("task", "heads", "bias_max"))
+    if bias_max is None:
         # lm_head shares storage with the embeddings; transformers ties them again when it loads the model.
         weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-        settings = config(record.task, record.heads)
+        settings = config(task, heads)
     else:
         weights = as_mpt(model)
-        settings = mpt_config(record.task, record.heads, record.bias_max)
+        settings = mpt_config(task, heads, bias_max)
     training.write(
         out,
         weights,
-        build_tokenizer(record.task),
+        build_tokenizer(task),
         config=settings,
-        generation_config=generation_config(record.task),
+        generation_config=generation_config(task),
         tokenizer_config=TOKENIZER_CONFIG,
-        training=vars(record),
+        training=record,
     )
 
 
 def main() -> None:
     """Read the command line, train, save."""
-    parser = argparse.ArgumentParser(description="Train a small checkpoint.")
-    parser.add_argument("--task", choices=LAYERS, default="lines", help="what it learns [%(default)s]")
-    parser.add_argument("--heads", type=int, choices=(8, 12), default=8, help="attention heads [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data [%(default)s]")
+    parser = training.parser("Train a small checkpoint.", LAYERS)
     parser.add_argument(
         "--bias-max", type=int, help="save an MPT whose flattest slope is 2^-bias_max, not a BLOOM"
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="CPU threads; the weights depend on them [%(default)s]"
-    )
     arguments = parser.parse_args()
-
-    training.prepare(arguments.threads)
+    training.prepare()
     try:
         model, record = train(arguments.task, arguments.heads, arguments.seed, arguments.bias_max)
     except RuntimeError as error:

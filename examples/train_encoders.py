@@ -11,7 +11,6 @@ same machine with the same versions.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import time
 from collections.abc import Callable, Iterator
@@ -119,13 +118,10 @@ def optimise(model: Any, loss_of: Step, seed: int, steps: int) -> None:
     """Makes so many steps, with rates that fall in the end."""
     layers = model.base_model.encoder
     optimizers = training.optimizers(model, layers, MUON_LEARNING_RATE, ADAM_LEARNING_RATE)
-    rates = [each.param_groups[0]["lr"] for each in optimizers]
     rng = np.random.default_rng(seed)
     with tqdm(range(steps), unit=" steps", disable=None) as progress:
         for done in progress:
-            left = min(1.0, (1 - done / steps) / DECAY)
-            for optimizer, rate in zip(optimizers, rates, strict=True):
-                optimizer.param_groups[0]["lr"] = rate * left
+            training.set_rates(optimizers, min(1.0, (1 - done / steps) / DECAY))
             loss = loss_of(model, rng, done)
             training.step(model, optimizers, loss)
             progress.set_postfix(loss=f"{loss.item():.2f}")
@@ -171,12 +167,7 @@ def train(task: Task, heads: int, seed: int, out: Path) -> None:
 
 def main() -> None:
     """Read the command line, train, save."""
-    parser = argparse.ArgumentParser(description="Train a small encoder.")
-    parser.add_argument("--task", choices=STEPS, default="pairs", help="what it learns [%(default)s]")
-    parser.add_argument("--heads", type=int, choices=(8, 12), default=8, help="attention heads [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data [%(default)s]")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    arguments = parser.parse_args()
+    arguments = training.parser("Train a small encoder.", STEPS).parse_args()
     training.prepare()
     train(arguments.task, arguments.heads, arguments.seed, arguments.out)
     print(arguments.out)

@@ -157,10 +157,6 @@ def network(scaling: Scaling = UNSCALED, attention: str = "sdpa") -> Iterator[An
     """The model with fresh weights, in the code of converted models.
 
     It trains in half the time of transformers' `MptForCausalLM`, which also ignores `alibi_bias_max`.
-
-    Args:
-        scaling: of its slopes.
-        attention: the name of an attention function of transformers.
     """
     with templates() as load:
         settings = load("configuration_ntk_mpt").NtkMptConfig(
@@ -263,15 +259,12 @@ def train(model: Any, text: Mapping[str, Ids], minutes: float) -> dict[str, Any]
     """Trains for so many minutes; returns how far it came."""
     rng = np.random.default_rng(0)
     optimizers = build_optimizers(model)
-    groups = [group for each in optimizers for group in each.param_groups]
-    rates = [group["lr"] for group in groups]
     steps = tokens = stage = 0
     seconds = accuracy = 0.0
     text_loss = math.nan
     while (share := seconds / 60 / minutes) < 1:
         started = time.monotonic()
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * min(1.0, (steps + 1) / WARM_UP_STEPS, (1 - share) / DECAY)
+        training.set_rates(optimizers, min(1.0, (steps + 1) / WARM_UP_STEPS, (1 - share) / DECAY))
         if short := stage < len(SHORT_STAGES):
             records = SHORT_STAGES[stage]
             rows = round(SHORT_TOKENS_PER_STEP / (lines_task.TOKENS_PER_LINE * records))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,19 @@ from torch import nn
 CLIP_NORM = 1.0
 
 
-def prepare(threads: int = 1) -> None:
-    """Makes a training give the same weights each time; they depend on the number of threads."""
-    torch.set_num_threads(threads)
+def parser(description: str, tasks: Iterable[str]) -> argparse.ArgumentParser:
+    """The options of both scripts that train small models; the first of the tasks is the default."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--task", choices=tasks, default=next(iter(tasks)), help="to learn [%(default)s]")
+    made.add_argument("--heads", type=int, choices=(8, 12), default=8, help="attention heads [%(default)s]")
+    made.add_argument("--seed", type=int, default=0, help="seed of weights and data [%(default)s]")
+    made.add_argument("--out", type=Path, required=True, help="folder to write")
+    return made
+
+
+def prepare() -> None:
+    """Makes a training give the same weights each time; they would depend on the number of threads."""
+    torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # the softmax of far keys underflows, and denormals are slow on CPUs
     torch.use_deterministic_algorithms(True)
 
@@ -33,6 +44,12 @@ def optimizers(
     others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
     adam = torch.optim.AdamW(others, lr=others_rate, betas=(0.9, 0.95), weight_decay=0.0)
     return [Muon(matrices, lr=matrices_rate), adam]
+
+
+def set_rates(optimizers: list[torch.optim.Optimizer], share: float) -> None:
+    """Sets all learning rates to this share of what they were at first."""
+    for group in (group for each in optimizers for group in each.param_groups):
+        group["lr"] = share * group.setdefault("initial_lr", group["lr"])
 
 
 def step(model: nn.Module, optimizers: list[torch.optim.Optimizer], loss: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,15 @@ SIZES = ("--cb-num-blocks", "16", "--cb-max-batch-tokens", "256")
 
 @contextmanager
 def served(repository: Path, log: Path) -> Iterator[Any]:
-    """Starts a server with continuous batching, and ends it.
+    """Starts a server with continuous batching, and ends it."""
+    options = ["--continuous-batching", "--device", "cpu", "--attn-implementation", "sdpa", *SIZES]
+    with client_of([str(SCRIPT), str(repository), *options], log, HF_HUB_OFFLINE="1") as client:
+        yield client
 
-    Args:
-        log: the file for what the server prints.
+
+@contextmanager
+def client_of(words: Sequence[str], log: Path, **environment: str) -> Iterator[Any]:
+    """Starts a Python program that serves OpenAI's API, and ends it; ``log`` is the file for what it prints.
 
     Raises:
         RuntimeError: it did not start within five minutes; a busy machine takes one.
@@ -35,20 +40,16 @@ def served(repository: Path, log: Path) -> Iterator[Any]:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
-    options = ["--continuous-batching", "--device", "cpu", "--attn-implementation", "sdpa", *SIZES]
-    command = [sys.executable, str(SCRIPT), str(repository), "--host", "127.0.0.1", "--port", port, *options]
+    command, url = [sys.executable, *words, "--host", "127.0.0.1", "--port", port], f"http://127.0.0.1:{port}"
     with log.open("w") as output:
-        server = subprocess.Popen(
-            command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, stdout=output, stderr=output
-        )
+        server = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output)
     try:
-        url = f"http://127.0.0.1:{port}"
         wait(server, f"{url}/health", log)
         yield OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     finally:
         server.terminate()
         try:
-            server.wait(20)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()

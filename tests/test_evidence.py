@@ -255,7 +255,7 @@ def test_a_model_with_other_slopes_is_saved_as_an_mpt(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in trained.parameters():  # biases and norms start at 0 and 1
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    record = train.Training("lines", 12, 0, steps=1, tokens=1, cpu_seconds=1, bias_max=5)
+    record = {"task": "lines", "heads": 12, "bias_max": 5}
     train.save(trained, record, tmp_path / "mpt")
     convert(tmp_path / "mpt", tmp_path / "out", method="none")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()

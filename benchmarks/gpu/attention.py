@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import measuring
@@ -61,19 +63,19 @@ def run(settings: Settings, document: Document) -> None:
                 measuring.release()
 
 
+@dataclass
 class Comparison:
     """All sides of one model."""
 
-    def __init__(self, document: Document, setup: Setup, name: str, lengths: Sequence[int]):
-        self.document = document
-        self.setup = setup
-        self.name = name
-        self.lengths = lengths
-        self.cells: dict[int, dict[str, Cell]] = {length: {} for length in lengths}
-        """Length -> side -> measurements."""
-        self.reference: np.ndarray | None = None
-        """Stock's logits in float32 after the shortest prompt."""
-        self.kernels: list[list[str]] = []
+    document: Document
+    setup: Setup
+    name: str
+    lengths: Sequence[int]
+    cells: dict[int, dict[str, Cell]] = field(default_factory=lambda: defaultdict(dict))
+    """Length -> side -> measurements."""
+    reference: np.ndarray | None = None
+    """Stock's logits in float32 after the shortest prompt."""
+    kernels: list[list[str]] = field(default_factory=list)
 
     @torch.inference_mode()
     def measure(self, side: Side, until: float) -> None:
@@ -84,9 +86,8 @@ class Comparison:
             self.reference = logits.cpu().numpy() if side.name == STOCK else self.reference
             self.check(side, "float32", logits.cpu().numpy(), EXACT)
             model.to(getattr(torch, self.setup.dtype))
-        for length, cell in zip(
-            self.lengths, measure_lengths(self.setup, model, self.lengths, until), strict=True
-        ):
+        found = measure_lengths(self.setup, model, self.lengths, until)
+        for length, cell in zip(self.lengths, found, strict=True):
             self.cells[length][side.name] = cell
             where = f"{self.name}, {side.name}, {length}"
             say(f"{where}: {' | '.join(cell.columns())}")

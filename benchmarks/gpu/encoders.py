@@ -28,8 +28,8 @@ TURNS, COMPARED = 3, 8
 OURS, BERT = "converted", "BERT"
 INTRO = f"""\
 A JinaBERT of jina-embeddings-v2-base's sizes and a BERT that is as wide and as deep ({SIZES["layers"]}
-layers, {SIZES["heads"]} heads x 64), both with random weights and sdpa. Texts have a quarter of the length up
-to all of it. Texts of similar length share a batch, which has {{tokens}} tokens; vectors are means. Times are
+layers, {SIZES["heads"]} heads x 64), both with random weights and sdpa. Texts have 1/32 of the length up to
+all of it. Texts of similar length share a batch, which has {{tokens}} tokens; vectors are means. Times are
 medians of up to {TURNS} runs after one more. Memory is the peak of torch's allocator beyond the weights."""
 HEAD = ["tokens", "dtype", "side", "padding", "texts/s", "ratio", "extra MB"]
 
@@ -105,17 +105,12 @@ def cosine(found: np.ndarray, right: np.ndarray) -> float:
 
 def measure(embed: Embed, texts: Sequence[Sequence[int]], rows: int, until: float, device: str) -> Cell:
     """Embeds all texts some times."""
-    cell, cuda = Cell(), device == "cuda"
+    cell = Cell()
     with measuring.noting_failure(cell.prompt):
         embed(texts[:rows], rows)
-        if cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        for _ in measuring.turns([embed], TURNS, until - time.monotonic()):
-            started = time.perf_counter()
-            embed(texts, rows)
-            cell.prompt.seconds.append(time.perf_counter() - started)
-        if cuda:
-            cell.prompt.extra = torch.cuda.max_memory_allocated() - before
+        with measuring.noting_extra(cell.prompt, device):
+            for _ in measuring.turns([embed], TURNS, until - time.monotonic()):
+                started = time.perf_counter()
+                embed(texts, rows)
+                cell.prompt.seconds.append(time.perf_counter() - started)
     return cell

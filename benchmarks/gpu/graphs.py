@@ -90,21 +90,14 @@ RAN_HEAD = ["graph", "run", "kernels", "providers", "copies", "nodes on the CPU"
 
 
 def run(settings: Settings, document: Document) -> None:
-    if lacking := missing(settings.device):
-        document.skip("everything", lacking)
+    try:
+        check_installed(OnnxOptions(provider=settings.device))
+    except ConverterError as error:
+        document.skip("everything", str(error))
         return
     dtypes = settings.size([*FORMS], ["float16"])  # the CPU's attention does not have bfloat16
     for dtype, until in shared(dtypes, settings.until, [len(FORMS[dtype]) for dtype in dtypes]):
         compare_forms(document, settings, dtype, until)
-
-
-def missing(device: str) -> str | None:
-    """What is not installed or does not work, or None."""
-    try:
-        check_installed(OnnxOptions(provider=device))
-    except ConverterError as error:
-        return str(error)
-    return None
 
 
 def compare_forms(document: Document, settings: Settings, dtype: str, until: float) -> None:
@@ -164,28 +157,15 @@ def tried(
 
 
 def export(setup: Setup, form: Form) -> None:
-    """Writes a form's graph.
-
-    Raises:
-        RuntimeError: that did not work, or took too long.
-    """
+    """Writes a form's graph; an error says why that did not work, or that it took too long."""
     path = os.pathsep.join([str(report.ROOT), os.environ.get("PYTHONPATH", "")])
     words = ["--onnx-profile", "portable"] if form.folder == PORTABLE else []
     words += [] if form.dtype == "native" else ["--onnx-dtype", form.dtype, "--onnx-standalone"]
     command = [*onnx_speed.export_command(setup, form.folder, None), *words]
-    try:
-        subprocess.run(
-            command,
-            check=True,
-            env=os.environ | {"PYTHONPATH": path},
-            timeout=EXPORTING,
-            capture_output=True,
-            text=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError("the export took too long") from None
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError((error.stderr.strip().splitlines() or ["the export failed"])[-1]) from None
+    how: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": path}, "timeout": EXPORTING}
+    done = subprocess.run(command, capture_output=True, text=True, **how)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["the export failed"])[-1])
 
 
 def measure(

@@ -18,7 +18,6 @@ T = TypeVar("T")
 TRAIN_LENGTH = 2048
 CONVERSIONS: dict[str, dict[str, Any]] = {
     "none": {"method": "none"},
-    "static": {"method": "ntk", "scale": 8},
     "position": {"method": "ntk", "dynamic": "position"},
 }
 """Folder -> options of ``convert``."""

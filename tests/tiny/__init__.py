@@ -33,11 +33,9 @@ from tests.tiny.layout import (
     UNKNOWN,
     VOCAB_SIZE,
     Factory,
-    Format,
     Head,
     Tensors,
     Tiny,
-    tokenizer,
 )
 
 __all__ = [
@@ -53,14 +51,10 @@ __all__ = [
     "STOCK",
     "UNKNOWN",
     "VOCAB_SIZE",
-    "Factory",
-    "Format",
     "Head",
-    "Tiny",
     "padding_mask",
     "read",
     "token_ids",
-    "tokenizer",
 ]
 
 CHECKPOINTS: dict[str, Tiny] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,40 +34,49 @@ SPECIAL_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>",
 SPECIAL_IDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": PAD}
 
 
-class Factory(Protocol):
-    """What writes a family's checkpoint."""
+@dataclass(frozen=True)
+class Wanted:
+    """What a checkpoint is to be."""
 
-    def __call__(
-        self,
-        folder: Path,
-        num_heads: int = 4,
-        *,
-        head: Head | None = None,
-        dtype: torch.dtype = torch.float32,
-        fmt: Format = "safetensors",
-        sharded: bool = False,
-        prefix: bool = True,
-        seed: int = 0,
-        **config_changes: Any,
-    ) -> Path:
-        """Writes a checkpoint into ``folder``, made if need be, and returns the folder.
+    num_heads: int = 4
+    """Attention heads, of 8 channels each."""
+    head: Head | None = None
+    """The class to write, as it ends in transformers: ``"CausalLM"``, ..., or ``"Model"`` for the trunk
+    alone, whose tensors have no prefix (as ``transformer.``); by default the language model."""
+    dtype: torch.dtype = torch.float32
+    """Of the stored weights."""
+    fmt: Format = "safetensors"
+    """``"bin"`` is for pickled state dicts as in older repositories, with a tied head stored as a second name
+    of the embedding."""
+    sharded: bool = False
+    """Several files and an index instead of one file."""
+    prefix: bool = True
+    """False strips the trunk's prefix and leaves a tied head out, which is how BigScience's own repositories
+    name the tensors of BloomForCausalLM."""
+    seed: int = 0
+    """Of the weights."""
 
-        Args:
-            folder: where to write.
-            num_heads: attention heads, of 8 channels each.
-            head: the class to write, as it ends in transformers: ``"CausalLM"``, ..., or
-                ``"Model"`` for the trunk alone, whose tensors have no prefix (as ``transformer.``);
-                by default the language model.
-            dtype: of the stored weights.
-            fmt: ``"safetensors"``, or ``"bin"`` for pickled state dicts as in older repositories,
-                with a tied head stored as a second name of the embedding.
-            sharded: several files and an index instead of one file.
-            prefix: False strips the trunk's prefix and leaves a tied head out, which is how
-                BigScience's own repositories name the tensors of BloomForCausalLM.
-            seed: of the weights.
-            config_changes: keys of the config; an object's keys are merged into it.
-        """
-        ...
+
+Factory = Callable[..., Path]
+"""What writes a checkpoint of a family; see ``factory``."""
+OPTIONS = {field.name for field in fields(Wanted)}
+
+
+def factory(make: Callable[[Path, Wanted, dict[str, Any]], None]) -> Factory:
+    """What writes a family's checkpoints, given what writes config.json and the weights into a folder.
+
+    It takes the folder, the fields of ``Wanted`` and, as other keywords, changes of the config: an object's
+    keys are merged into it. It makes the folder if need be, and returns it.
+    """
+
+    def write(folder: Path, num_heads: int = 4, **options: Any) -> Path:
+        wanted = Wanted(num_heads, **{name: options.pop(name) for name in OPTIONS & options.keys()})
+        folder.mkdir(parents=True, exist_ok=True)
+        make(folder, wanted, options)
+        tokenizer(folder)
+        return folder
+
+    return write
 
 
 @dataclass(frozen=True)
@@ -216,33 +225,17 @@ def own(
         describe(config, head, state)
         return state
 
-    def write(
-        folder: Path,
-        num_heads: int = 4,
-        *,
-        head: Head | None = None,
-        dtype: torch.dtype = torch.float32,
-        fmt: Format = "safetensors",
-        sharded: bool = False,
-        prefix: bool = True,
-        seed: int = 0,
-        **config_changes: Any,
-    ) -> Path:
-        chosen = head or next(iter(heads))
-        settings = merged(config(num_heads), config_changes)
-        if "architectures" not in config_changes:
-            settings["architectures"] = [heads[chosen]]
-        settings["torch_dtype"] = str(dtype).removeprefix("torch.")
-        state = cast(tensors(settings, chosen, Random(seed, trunk)), dtype)
-        if not prefix or chosen == "Model":
+    def make(folder: Path, wanted: Wanted, changes: dict[str, Any]) -> None:
+        chosen = wanted.head or next(iter(heads))
+        settings = merged(config(wanted.num_heads), {"architectures": [heads[chosen]], **changes})
+        settings["torch_dtype"] = str(wanted.dtype).removeprefix("torch.")
+        state = cast(tensors(settings, chosen, Random(wanted.seed, trunk)), wanted.dtype)
+        if not wanted.prefix or chosen == "Model":
             state = {name.removeprefix(trunk): tensor for name, tensor in state.items()}
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "config.json", settings)
-        tokenizer(folder)
-        write_weights(folder, state, fmt, sharded)
-        return folder
+        write_weights(folder, state, wanted.fmt, wanted.sharded)
 
-    return Tiny(write=write, tensors=tensors, **facts)
+    return Tiny(write=factory(make), tensors=tensors, **facts)
 
 
 def cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:

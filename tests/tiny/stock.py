@@ -13,17 +13,16 @@ from typing import Any
 import torch
 import transformers
 
+from tests.tiny import layout
 from tests.tiny.layout import (
     SPECIAL_IDS,
     VOCAB_SIZE,
     Factory,
-    Format,
-    Head,
     MakeTensors,
     Random,
     Tensors,
+    Wanted,
     count_bytes,
-    tokenizer,
     without_aliases,
     write_weights,
 )
@@ -44,46 +43,28 @@ def factory(camel: str, sizes: Callable[[int], Mapping[str, Any]], added: Added 
         added: what the original's checkpoints have beyond those classes.
     """
 
-    def write(
-        folder: Path,
-        num_heads: int = 4,
-        *,
-        head: Head | None = None,
-        dtype: torch.dtype = torch.float32,
-        fmt: Format = "safetensors",
-        sharded: bool = False,
-        prefix: bool = True,
-        seed: int = 0,
-        **config_changes: Any,
-    ) -> Path:
-        chosen, random = head or "CausalLM", Random(seed, PREFIX)
-        settings = {"vocab_size": VOCAB_SIZE, **SPECIAL_IDS, **sizes(num_heads), **config_changes}
+    def make(folder: Path, wanted: Wanted, changes: dict[str, Any]) -> None:
+        random = Random(wanted.seed, PREFIX)
+        settings = {"vocab_size": VOCAB_SIZE, **SPECIAL_IDS, **sizes(wanted.num_heads), **changes}
         config = getattr(transformers, f"{camel}Config")(**settings)
-        model = model_class(camel, chosen)(config)
+        model = model_class(camel, wanted.head or "CausalLM")(config)
         for name, parameter in sorted(model.named_parameters()):
             parameter.data.copy_(values(random, name, tuple(parameter.shape)))
-        model.to(dtype)
-
-        folder.mkdir(parents=True, exist_ok=True)
-        state: Tensors = model.state_dict()
-        model.save_pretrained(
-            folder, max_shard_size=count_bytes(state) // 3 if sharded else 2 * count_bytes(state)
-        )
-        tokenizer(folder)
-
+        state: Tensors = model.to(wanted.dtype).state_dict()
+        size = count_bytes(state)
+        model.save_pretrained(folder, max_shard_size=size // 3 if wanted.sharded else 2 * size)
         beyond = added(config, state, random)
-        if beyond or fmt == "bin" or not prefix:
+        if beyond or wanted.fmt == "bin" or not wanted.prefix:
             for file in folder.glob("*.safetensors*"):
                 file.unlink()
             state = {**state, **beyond}
-            if fmt == "safetensors" or not prefix:
+            if wanted.fmt == "safetensors" or not wanted.prefix:
                 state = without_aliases(state)
-            if not prefix:
+            if not wanted.prefix:
                 state = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
-            write_weights(folder, state, fmt, sharded)
-        return folder
+            write_weights(folder, state, wanted.fmt, wanted.sharded)
 
-    return write
+    return layout.factory(make)
 
 
 def maker(camel: str, names: Mapping[str, str] = {}) -> MakeTensors:

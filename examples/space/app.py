@@ -19,6 +19,7 @@ import shlex
 import shutil
 import tempfile
 import zipfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ TRACKED = gr.Progress(track_tqdm=True)
 
 folders: dict[str, Path] = {}
 """Session of an open page -> its folder, whose name nobody can guess."""
+closed: deque[str] = deque(maxlen=1000)
+"""Sessions whose end came before their beginning: some pages are loaded twice within a moment."""
 
 
 @dataclass(frozen=True, eq=False)  # Gradio hashes it, and an Inspection holds dicts
@@ -107,7 +110,10 @@ def refusal(text: str) -> gr.Error:
 
 
 def arrive(request: gr.Request) -> None:
-    """Makes the folder of a page that was opened."""
+    """Makes the folder of a page that was opened, unless it was closed before."""
+    if request.session_hash in closed:
+        closed.remove(request.session_hash)
+        return
     CACHE.mkdir(parents=True, exist_ok=True)
     folders[request.session_hash] = Path(tempfile.mkdtemp(prefix=secrets.token_hex(16), dir=CACHE))
 
@@ -117,6 +123,8 @@ def leave(request: gr.Request) -> None:
     folder = folders.pop(request.session_hash, None)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+    elif request.session_hash is not None:
+        closed.append(request.session_hash)
 
 
 @atexit.register

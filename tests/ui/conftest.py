@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples" / "tiny-bloom"
 OWNERS, LOGIN = "hf_secretOfTheOwner", "mock-oauth-token-for-local-dev"
 """The token of the Space's owner, and the one of Gradio's stand-in for a login."""
-PATIENCE = 300_000
+PATIENCE = 120_000
 """Milliseconds until a page has what a test waits for."""
 
 if importlib.util.find_spec("gradio") is None or importlib.util.find_spec("playwright") is None:

@@ -194,6 +194,7 @@ def test_nobody_can_leave_a_file(space: Site) -> None:
         data=f"{part}{'x' * 1000}\r\n--{boundary}--\r\n".encode(),
         headers={"Content-Type": f"multipart/form-data; boundary={boundary}"},
     )
+    wait(lambda: not space.folders)  # of the pages before
     before = {*space.cache.rglob("*")}
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request)

@@ -128,6 +128,10 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("bloom", {"n_layer": 10**6}, "config.json gives 1000000 layers, more than any model has (8192)"),
     ("bloom", {"hidden_size": 1 << 20}, "channels per head, more than any model"),
     ("bloom", {"num_labels": 1 << 24}, "num_labels is 16777216, more than any model has (131072)"),
+    *(
+        ("bloom", {"id2label": value}, "id2label does not give numbers names")
+        for value in (5, [1], {"a": "x"})
+    ),
     ("bloom", {"architectures": [["BloomForCausalLM"]]}, "architectures names ['BloomForCausalLM']"),
     ("bloom", {"architectures": [{}]}, "architectures names {}"),
     *(

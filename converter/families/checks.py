@@ -64,6 +64,9 @@ def check_plain(config: Config) -> None:
     labels = count(config, "num_labels", default=1)
     if labels > MOST_LABELS:
         raise SourceError(f"config.json: num_labels is {labels}, more than any model has ({MOST_LABELS})")
+    named = config.get("id2label") or {}
+    if not isinstance(named, dict) or not all(number.isdecimal() for number in named):
+        raise SourceError("config.json: id2label does not give numbers names; correct or remove it there")
 
 
 def check_wrapper(names: Iterable[str], embeddings: str, backbone: str) -> None:

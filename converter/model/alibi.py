@@ -326,7 +326,7 @@ def named_labels(config: Config) -> dict[str, Any]:
     stated = config.get("id2label") or {}
     count = config.get("num_labels") or len(stated) or 2
     labels = {str(each): f"LABEL_{each}" for each in range(count)}
-    if isinstance(stated, dict) and stated.keys() == labels.keys():
+    if stated.keys() == labels.keys():
         labels = {each: str(stated[each]) for each in labels}
     return {"id2label": labels, "label2id": {label: int(each) for each, label in labels.items()}}
 

@@ -98,7 +98,8 @@ class NtkBaichuanNormHead(nn.Linear):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         logits = super().forward(hidden_states)
-        lengths = torch.linalg.vector_norm(self.weight, dim=-1, dtype=torch.float32).clamp(min=1e-12)
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        lengths = torch.linalg.vector_norm(self.weight, dim=-1, dtype=wide).clamp(min=1e-12)
         return (logits / lengths).to(logits.dtype)
 
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from converter import convert
 from converter.errors import SourceError
-from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, read_header
+from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, read_header, read_metadata
 from converter.weights import files, worker
 from converter.weights import transfer as transfer_module
 from converter.weights.files import link_file
@@ -282,6 +282,60 @@ def test_a_dtype_that_the_weights_have_is_no_conversion(
     assert not (tmp_path / "no").exists()
 
 
+# What not every transformers loads as it is
+
+
+@pytest.mark.parametrize("metadata", [None, [], "text", {"total_size": 7, "own": "kept"}], ids=str)
+def test_an_index_has_metadata_to_which_transformers_can_add(
+    make_source: Pristine, run: Command, tmp_path: Path, metadata: Any
+) -> None:
+    source, out = make_source("bloom", sharded=True), tmp_path / "out"
+    index = source / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    total = content.pop("metadata")["total_size"]
+    index.write_text(json.dumps({**content, **({} if metadata is None else {"metadata": metadata})}))
+    assert run(source, "--scale", "2", "--out", out, "--no-verify").code == 0
+    written = json.loads((out / index.name).read_text())
+    assert written["weight_map"] == content["weight_map"]
+    if isinstance(metadata, dict):
+        assert (out / index.name).read_bytes() == index.read_bytes()
+    else:
+        assert written["metadata"] == {"total_size": total}
+    model = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    expected = tensors(source)["transformer.word_embeddings.weight"]
+    assert torch.equal(model.get_input_embeddings().weight, expected)
+
+
+FORMATS: dict[str, tuple[dict[str, str] | None, dict[str, str] | None]] = {
+    "no metadata": (None, None),
+    "torch": ({"format": "pt", "own": "kept"}, {"format": "pt", "own": "kept"}),
+    "mlx": ({"format": "mlx"}, {"format": "mlx"}),
+    "no format": ({"own": "kept"}, {"own": "kept", "format": "pt"}),
+    "numpy": ({"format": "np"}, {"format": "pt"}),
+    "flax": ({"format": "flax"}, {"format": "pt"}),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("link", [None, "hard"])
+def test_the_header_has_a_format_that_transformers_4_loads(
+    make_source: Pristine, tmp_path: Path, kind: str, link: Any
+) -> None:
+    source, out = make_source("bloom"), tmp_path / "out"
+    before, after = FORMATS[kind]
+    file = source / "model.safetensors"
+    stored = load_file(file)
+    file.unlink()
+    save_file(stored, file, metadata=before)
+    convert(source, out, scale=2, link=link)
+    assert read_metadata(out / file.name) == after
+    assert ((out / file.name).read_bytes() == file.read_bytes()) == (before == after)
+    assert {name: each.tolist() for name, each in load_file(out / file.name).items()} == {
+        name: each.tolist() for name, each in stored.items()
+    }
+    AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+
+
 # Several files at once
 
 
@@ -300,7 +354,8 @@ def sharded(folder: Path, count: int, size: int = 1000) -> Path:
         file = f"model-{number + 1:05}-of-{count:05}.safetensors"
         save_file({f"t{number}": torch.randn(size)}, folder / file, metadata={"format": "pt"})
         weight_map[f"t{number}"] = file
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    index = {"metadata": {"total_size": 4 * size * count}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
 
 

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from converter import SourceError, UsageError, VerificationError, convert
 from converter.result.converted import open_converted
@@ -31,7 +33,7 @@ from tests.patched import (
     Mistaken,
     config_of,
 )
-from tests.runners import LAYERS
+from tests.runners import LAYERS, expected
 from tests.tiny.layout import Tensors, change_tensors
 
 
@@ -111,6 +113,43 @@ def test_half_precision_checkpoints_pass(
     precision = str(dtype).removeprefix("torch.") if large else "float32"
     assert f"in {precision}" in checks["loading"].detail
     assert f"the first {'layer' if large else '2 layers'} of 2" in checks["loading"].detail
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *tiny.ENCODERS])
+def test_double_precision_checkpoints_pass_and_compute_what_they_do_by_default(
+    converted: Convert, tmp_path: Path, family: str
+) -> None:
+    folder = converted(family, 4, dtype=torch.float64)
+    run(folder, tmp_path / "source")
+    auto = AutoModelForMaskedLM if family in tiny.ENCODERS else AutoModelForCausalLM
+    model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+    assert model.dtype == (torch.float32 if OLD else torch.float64)
+    ids = tiny.token_ids(2, 20)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(ids)).logits.numpy()
+    right = expected(folder, family, ids)
+    assert np.abs(logits - right).max() < 1e-5 * np.abs(right).max()
+
+
+def test_a_model_that_runs_in_float32_only_is_caught(
+    converted: Convert, mistaken: Mistaken, tmp_path: Path
+) -> None:
+    if OLD:
+        pytest.skip("transformers 4.57 loads every checkpoint as float32")
+    mistaken("torch.promote_types(self.weight.dtype, torch.float32)", "torch.float32")
+    folder = converted("baichuan", 4, dtype=torch.float64)
+    with pytest.raises(VerificationError, match="in float64, which transformers chooses"):
+        run(folder, tmp_path / "source")
+
+
+@pytest.mark.parametrize("metadata", [None, []])
+def test_an_index_that_transformers_cannot_load_is_caught(
+    converted: Convert, tmp_path: Path, metadata: Any
+) -> None:
+    folder = converted("bloom", 4, sharded=True)
+    edit_json(folder / "model.safetensors.index.json", {"metadata": metadata})
+    with pytest.raises(VerificationError, match="the result does not load"):
+        run(folder, tmp_path / "source")
 
 
 Mistakes = dict[str, tuple[str, str]]

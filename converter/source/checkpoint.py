@@ -218,9 +218,17 @@ def read_header(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of one safetensors file; raises SourceError as ``read_header`` does."""
+def read_metadata(path: Path) -> dict[str, str] | None:
+    """The metadata of one safetensors file, None if it has none; raises as ``read_header`` does."""
     return _entries(_header(path)[0], path.name)[1]
+
+
+def loads_everywhere(metadata: Mapping[str, str] | None) -> bool:
+    """Whether every supported transformers loads a safetensors file with this metadata.
+
+    Version 4 rejects metadata without a format, and takes "tf" and "flax" for weights of these frameworks.
+    """
+    return metadata is None or metadata.get("format") in ("pt", "mlx")
 
 
 def _header(path: Path) -> tuple[bytes, int]:
@@ -245,8 +253,8 @@ def _header(path: Path) -> tuple[bytes, int]:
     return header, size - 8 - length
 
 
-def _entries(header: bytes, file: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """A header's entries of tensors, and its metadata."""
+def _entries(header: bytes, file: str) -> tuple[dict[str, Any], dict[str, str] | None]:
+    """A header's entries of tensors, and its metadata if it has any."""
     entries = parse_object(header, f"the header of {file}")
     if rb"\ud" in header.lower():
         try:
@@ -254,8 +262,9 @@ def _entries(header: bytes, file: str) -> tuple[dict[str, Any], dict[str, str]]:
         except UnicodeEncodeError as error:
             # Half of a surrogate pair: Python's reader of JSON takes it, the safetensors library does not.
             raise SourceError(f"the header of {file} is not valid Unicode; download it again") from error
-    metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    metadata = entries.pop("__metadata__", None)
+    texts = metadata.values() if isinstance(metadata, dict) else [metadata]
+    if metadata is not None and not all(isinstance(text, str) for text in texts):
         raise SourceError(f"{file} is damaged: its __metadata__ is not a map of texts; download it again")
     return entries, metadata
 

@@ -39,6 +39,8 @@ PADDING, NEW = 5, 4
 """Tokens: of padding in the second row, and generated."""
 TOLERANCE, HALF_TOLERANCE = 1e-4, 3e-2
 """Largest difference, relative to the largest value, that rounding can explain: in float32, and in half."""
+BETWEEN_DTYPES = 0.1
+"""The same between half precision and float32: large values in a few channels cost all others bits."""
 REDIRECTS = ("configuration_files", "transformers_weights")
 """Keys of config.json by which transformers reads other files than those of the usual names."""
 TEXTS = (
@@ -108,18 +110,52 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
                 f"decoding with a cache, {named} differs from a pass without one by {worst:.2e} (relative; "
                 f"at most {tolerance(part):g})"
             )
+    check_default_dtype(part, folder, found, remedy)
     return found
 
 
-def load(model_class: Any, folder: Path, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """A model from a folder, ready to run, and what transformers says about the loading."""
+def check_default_dtype(part: Shrunk, folder: Path, expected: Outputs, remedy: str) -> None:
+    """Raises ``VerificationError`` if the result fails in the dtype that it gets where a user gives none.
+
+    Transformers 5 takes that of config.json or of the weights, and 4.57 takes float32. In half precision, a
+    value may overflow, as in the stock model.
+    """
+    with failing("the result does not load", remedy, folder):
+        model, _ = load_result(part.patched, folder, None)
+    if model.dtype == part.dtype:
+        return
+    dtype = str(model.dtype).removeprefix("torch.")
+    with failing(f"in {dtype}, which transformers chooses, the result does not run", remedy, folder):
+        found = measure(part, model)
+    most = TOLERANCE if min(part.dtype.itemsize, model.dtype.itemsize) >= 4 else BETWEEN_DTYPES
+    for output, values in found.items():
+        finite = values.isfinite()
+        if not finite.any():
+            continue
+        worst = difference(expected[output][finite], values[finite])
+        if not worst < most:
+            raise VerificationError(
+                f"in {dtype}, which transformers chooses, the {output} of {part.which} differ from those in "
+                f"{str(part.dtype).removeprefix('torch.')} by {worst:.2e} (relative; at most {most:g})"
+            )
+
+
+def load(
+    model_class: Any, folder: Path, dtype: torch.dtype | None, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """A model from a folder, ready to run, and what transformers says about the loading.
+
+    Without ``dtype``, transformers chooses it.
+    """
+    if dtype is not None:
+        options["dtype"] = dtype
     model, info = model_class.from_pretrained(
-        folder, dtype=dtype, output_loading_info=True, local_files_only=True, **options
+        folder, output_loading_info=True, local_files_only=True, **options
     )
     return model.eval(), info
 
 
-def load_result(patched: Patched, folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+def load_result(patched: Patched, folder: Path, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
     """``load`` for a repository's own folder or a shrunk one, with its code; within ``own_modules``."""
     [named] = patched.model.config["architectures"]
     name = next(auto for auto, at in patched.model.family.auto_map.items() if at.endswith(f".{named}"))

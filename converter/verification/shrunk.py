@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from converter.config import Config
-from converter.source.checkpoint import ITEM_BYTES, SAFETENSORS, Tensor
+from converter.source.checkpoint import ITEM_BYTES, SAFETENSORS, Tensor, read_metadata
+from converter.source.jsonfile import read_object
 from converter.source.source import CONFIG
 from converter.source.tokenizer import TEMPLATE
 from converter.verification.patched import Patched, build
@@ -90,8 +91,9 @@ class Shrunk:
     def write_result(self, folder: Path) -> Path:
         """Writes the result's folder and returns its weights' file. What is not shrunk is linked.
 
-        Files keep their names, so one that transformers reads in the place of another is seen. The code is
-        this tool's own, which is equal to the repository's; a conversion writes it.
+        Files keep their names, so one that transformers reads in the place of another is seen, and the index
+        and the weights' header keep their metadata. The code is this tool's own, which is equal to the
+        repository's; a conversion writes it.
         """
         patched, checkpoint = self.patched, self.patched.model.checkpoint
         file = next(iter(checkpoint.files))
@@ -104,10 +106,13 @@ class Shrunk:
         write_json(folder / CONFIG, self.settings(patched.model.config))
         tensors = self.cut()
         if checkpoint.index is not None:
-            weight_map = {tensor.name: file for tensor, _ in tensors}
-            write_json(folder / checkpoint.index, {"metadata": {}, "weight_map": weight_map})
+            index = read_object(patched.model.folder / checkpoint.index)
+            index["weight_map"] = {tensor.name: file for tensor, _ in tensors}
+            write_json(folder / checkpoint.index, index)
+        metadata = read_metadata(patched.model.folder / file) or {}
         with (folder / file).open("wb") as target:
-            target.write(header({tensor.name: (tensor.dtype, shape) for tensor, shape in tensors}))
+            shapes = {tensor.name: (tensor.dtype, shape) for tensor, shape in tensors}
+            target.write(header(shapes, metadata))
             for tensor, shape in tensors:
                 for block in self.blocks(tensor, shape):
                     target.write(block)

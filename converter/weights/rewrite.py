@@ -19,7 +19,14 @@ from pathlib import Path
 import torch
 
 from converter.errors import SourceError
-from converter.source.checkpoint import ITEM_BYTES, PICKLED, Tensor, read_header, read_metadata
+from converter.source.checkpoint import (
+    ITEM_BYTES,
+    PICKLED,
+    Tensor,
+    loads_everywhere,
+    read_header,
+    read_metadata,
+)
 from converter.weights.files import BLOCK, Look, changed, write_all
 from converter.weights.finite import not_finite
 from converter.weights.pickles import NAMES, load, pieces, without_tied
@@ -60,7 +67,9 @@ def rewrite(
     if source.suffix in PICKLED:
         tensors, metadata = _of_bin(source, expected, tied), {}
     else:
-        tensors, metadata = _of_safetensors(source), read_metadata(source)
+        tensors, metadata = _of_safetensors(source), read_metadata(source) or {}
+        if not loads_everywhere(metadata):
+            metadata = {**metadata, "format": "pt"}
     wanted = {
         name: dtype if dtype is not None and stored.dtype in FLOATS and name not in keep else stored.dtype
         for name, stored in tensors.items()

@@ -20,11 +20,13 @@ from converter.source.checkpoint import (
     PICKLED,
     Checkpoint,
     Tensor,
+    loads_everywhere,
     read_header,
+    read_metadata,
     target_names,
     weight_files,
 )
-from converter.source.jsonfile import parse_object, read_bytes, read_object
+from converter.source.jsonfile import parse_object, read_bytes
 from converter.source.source import check_digest
 from converter.weights import worker
 from converter.weights.files import Link, changed, copy_file, is_zip, link_file
@@ -74,6 +76,8 @@ class _Job:
     size: int
     """Of the source in bytes, when the run first looked at it."""
     order: Order
+    rewritten: bool
+    """Whether its bytes change; else it is copied."""
     digest: str | None
     """What the Hub says of the source; see ``check_digest``."""
     expected: Sequence[str]
@@ -89,10 +93,10 @@ class _Job:
         Raises ``SourceError`` or ``OSError``. ``advance`` is called with the bytes that were just made; what
         it raises ends the work.
         """
-        order, unread, before = self.order, self.order.unread, _state(self.source)
+        unread, before = self.order.unread, _state(self.source)
         if self.source.stat().st_size != self.size:
             raise changed(self.source.name)
-        if order.dtype is not None or self.pickled:
+        if self.rewritten:
             check_digest(self.source, self.digest)
             digest = self._rewrite(advance)
         else:
@@ -150,7 +154,8 @@ def transfer(
 ) -> tuple[dict[str, int], dict[str, str]]:
     """Writes the checkpoint's weights to ``folder``; tensor names do not change.
 
-    Safetensors files and their index keep their names and every byte, unless ``order`` names a dtype.
+    Safetensors files and their index keep their names and every byte, unless ``order`` names a dtype, or
+    some supported transformers does not load them as they are.
     ``.bin`` files become safetensors; they are loaded as tensors only (``weights_only=True``), in a process
     of their own. ``space`` is called with the number of bytes to write, before anything is written.
 
@@ -159,36 +164,31 @@ def transfer(
     rewritten. And the new files that were read or written -> their SHA-256.
     """
     targets = target_names(checkpoint.files, checkpoint.index)
-    rewritten = order.dtype is not None or checkpoint.format == "bin"
     jobs: dict[str, _Job] = {}
     how: Counter[str] = Counter()
     for name, size in checkpoint.files.items():
         target, digest = folder / targets[name], order.digests.get(name)
+        rewritten = order.dtype is not None or checkpoint.format == "bin"
+        if not rewritten:
+            rewritten = not loads_everywhere(read_metadata(source / name))
         made = None
         if order.link and not rewritten:
             check_digest(source / name, digest)
             made = link_file(source / name, target, size, order.link)
         if made is None:
             expected = [tensor for tensor, file in checkpoint.weight_map.items() if file == name]
-            jobs[name] = _Job(source / name, target, size, order, digest, expected)
+            jobs[name] = _Job(source / name, target, size, order, rewritten, digest, expected)
         how[made or ("converted" if rewritten else NOT_LINKED[order.link])] += 1
     size = sum(job.size for job in jobs.values())
     if order.dtype is not None:
         size = _size_in(checkpoint, jobs, STORED[order.dtype])
     space(size)
-    with byte_bar("converting weights" if rewritten else "copying weights", size, show=progress) as advance:
+    what = "converting weights" if how["converted"] else "copying weights"
+    with byte_bar(what, size, show=progress) as advance:
         digests = _do(list(jobs.values()), advance)
-    moved = any(name != target for name, target in targets.items())  # shards of a subfolder
-    if rewritten or moved or checkpoint.weight_map.keys() - checkpoint.tensors.keys():
-        headers = _read_shards(checkpoint, folder, targets)
-        index = checkpoint.index
-        if index is not None and index in targets:  # a single .bin file no longer needs an index
-            _write_index(source / index, folder / targets[index], headers)
-    elif checkpoint.index is not None:
-        index, raw = checkpoint.index, read_bytes(source / checkpoint.index)
-        if weight_files(index, lambda _: parse_object(raw, index)) != checkpoint.weight_map:
-            raise changed(index)  # it may be a private file by now
-        (folder / index).write_bytes(raw)
+    if checkpoint.index is not None and checkpoint.index in targets:  # one .bin file no longer needs an index
+        moved = any(name != target for name, target in targets.items())  # shards of a subfolder
+        _transfer_index(checkpoint, source, folder, targets, anew=moved or bool(how["converted"]))
     return dict(how), digests
 
 
@@ -257,13 +257,26 @@ def _read_shards(
     return headers
 
 
-def _write_index(old: Path, new: Path, headers: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Writes the index of the new files, and carries over the other metadata of the source's index."""
-    metadata = read_object(old).get("metadata")
+def _transfer_index(
+    checkpoint: Checkpoint, source: Path, folder: Path, targets: dict[str, str], *, anew: bool
+) -> None:
+    """Copies the index, or writes it anew if its files changed, or no library could load what it says."""
+    index = checkpoint.index or ""
+    raw = read_bytes(source / index)
+    content = parse_object(raw, index)
+    if weight_files(index, lambda _: content) != checkpoint.weight_map:
+        raise changed(index)  # it may be a private file by now
+    metadata = content.get("metadata")
+    all_stored = checkpoint.weight_map.keys() <= checkpoint.tensors.keys()
+    # transformers adds keys to the metadata as it loads, and so needs an object.
+    if not anew and all_stored and isinstance(metadata, dict):
+        (folder / index).write_bytes(raw)
+        return
+    headers = _read_shards(checkpoint, folder, targets)
     total = sum(tensor.end - tensor.start for tensors in headers.values() for tensor in tensors.values())
     weight_map = {tensor: file for file, tensors in headers.items() for tensor in tensors}
-    index = {
+    new = {
         "metadata": {**(metadata if isinstance(metadata, dict) else {}), "total_size": total},
         "weight_map": dict(sorted(weight_map.items())),
     }
-    new.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (folder / targets[index]).write_text(json.dumps(new, indent=2) + "\n", encoding="utf-8")

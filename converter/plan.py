@@ -23,7 +23,8 @@ from converter.scaling.request import RECORD, SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling, read_scaling
 from converter.source.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
 from converter.source.hub import bytes_to_download, is_hub_id
-from converter.source.keys import GENERATE, settled
+from converter.source.keys import settled
+from converter.source.library_files import GENERATE
 from converter.source.open import open_folder
 from converter.source.remote_code import check_references
 from converter.source.sentence_transformers import INPUT_LIMITS, set_limits

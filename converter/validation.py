@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from converter.errors import ConverterError, SourceError, UnsupportedModel, ValidationError, VerificationError
 from converter.model.model import Model
+from converter.model.rotary import RotaryModel
 from converter.onnx.files import graphs_in
 from converter.onnx.requirements import check_alibi, check_installed
-from converter.progress import byte_bar
 from converter.result import manifest
 from converter.result.converted import check_code, read_converted
+from converter.source.keys import KEYS, settled
+from converter.source.library_files import GENERATE, is_read
+from converter.source.sentence_transformers import TEMPLATES, module_folders
 from converter.source.source import CONFIG
-from converter.weights.files import sha256
 
 if TYPE_CHECKING:
     from converter.onnx.report import ValidationReport
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 VERIFIED = {"alibi": ("tensors", "slopes", "paths", "loading"), "rotary": ("tensors", "frequencies")}
 """The names of what verification checks, in order."""
-AS_WRITTEN = f"all {{}} files in {manifest.MANIFEST} are as they were written"
 MARKS = {True: "ok", False: "FAILED", None: "not run"}
 
 
@@ -48,6 +49,8 @@ class Validation:
     outcomes: Sequence[Outcome]
     graphs: ValidationReport | None
     """The report on its ONNX graphs, if they were run."""
+    notes: Sequence[str]
+    """What the user should know, and is no failure."""
     seconds: float
 
     @property
@@ -70,6 +73,7 @@ class Validation:
             "passed": self.passed,
             "checks": [vars(each) for each in self.outcomes],
             "graphs": None if self.graphs is None else self.graphs.to_json(),
+            "notes": list(self.notes),
             "seconds": round(self.seconds, 3),
         }
 
@@ -79,7 +83,9 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
 
     In order: its files are those of its manifest, byte by byte; its code is this version's; config.json is
     what the tensors say; the slopes of the running model, and what ``from_pretrained`` gives, are right; each
-    ONNX graph gives what the model gives. A check that fails keeps those that depend on it from being run.
+    ONNX graph in the manifest gives what the model gives. A check that fails keeps those that depend on it
+    from being run. Files that the manifest does not list and a library reads are refused if they have a key
+    that a conversion refuses, and else named in ``notes``.
 
     Args:
         folder: a repository that a conversion wrote.
@@ -94,11 +100,12 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     """
     started = time.monotonic()
     model, report = read_converted(Path(folder)), None
-    graphs = graphs_in(model.folder)
+    listed = manifest.listed(model.source)
+    graphs = {name: path for name, path in graphs_in(model.folder).items() if name in listed}
     if graphs:
         check_installed()
     outcomes = [
-        _tried("files", lambda: AS_WRITTEN.format(len(compare_files(model, progress=progress)))),
+        _tried("files", lambda: check_files(model, progress=progress)),
         _tried("code", lambda: check_safe_code(model)),
     ]
     passed: list[Check] = []
@@ -119,7 +126,9 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
             outcomes += [Outcome(each.file, each.passed, str(each)) for each in report.graphs]
         except (ValidationError, UnsupportedModel) as error:
             outcomes.append(Outcome("graphs", False, str(error)))
-    return Validation(model.folder, outcomes, report, time.monotonic() - started)
+    unlisted = unlisted_files(model)
+    notes = [f"not written by the conversion, changes what loads: {', '.join(unlisted)}"] if unlisted else []
+    return Validation(model.folder, outcomes, report, notes, time.monotonic() - started)
 
 
 def _tried(name: str, work: Callable[[], object]) -> Outcome:
@@ -130,34 +139,33 @@ def _tried(name: str, work: Callable[[], object]) -> Outcome:
         return Outcome(name, False, str(error))
 
 
-def compare_files(model: Model, *, progress: bool = False) -> dict[str, str]:
-    """The SHA-256 of each file that the manifest lists; a ``SourceError`` if one is not as it was written.
+def check_files(model: Model, *, progress: bool = False) -> str:
+    """Checks that the listed files are as they were written, and that no file has a key that is refused.
 
-    Linked weights, which nothing had read before, are searched for NaN and infinity.
+    A library reads a file whoever wrote it, so all files of the folder are judged, listed or not.
     """
-    folder, listed = model.folder, manifest.read(model.folder)
-    gone = [name for name in listed if not (folder / name).is_file()]
-    if gone:
-        raise SourceError(
-            f"{folder} lacks {gone[0]}, which was written there; put it back, or convert or export again"
-        )
-    total = sum((folder / name).stat().st_size for name in listed)
-    found = {}
-    with byte_bar("reading files", total, show=progress) as advance:
-        for name, entry in listed.items():
-            look = bool if entry.sha256 else model.scan(name, "convert an earlier save of it")
-            found[name] = sha256(folder / name, advance, look=look)
-            if entry.sha256 not in (None, found[name]):
-                raise SourceError(
-                    f"{name} is not as the conversion or export wrote it, so nobody has verified it; "
-                    f"{manifest.AGAIN.format(folder)}, otherwise put it back, or convert or export again"
-                )
-    return found
+    found = manifest.compare(model, progress=progress)
+    settled(model.source, model.source.contents(KEYS), model.row_kinds)
+    return f"all {len(found)} files in {manifest.MANIFEST} are as they were written"
+
+
+def unlisted_files(model: Model) -> list[str]:
+    """The files that a library reads in a converted repository, and that its manifest does not list."""
+    source, listed = model.source, manifest.listed(model.source)
+    names = [*source.files, *source.inside(TEMPLATES)]
+    found = [name for name in names if is_read(name)]
+    for folder in module_folders(source):
+        found += source.inside(folder)
+    return sorted(set(found) - listed.keys())
 
 
 def check_safe_code(model: Model) -> str:
-    """Checks that a repository has this version's code and names no other."""
+    """Checks that a repository has this version's code, and that it names and holds no other that runs."""
     check_code(model.folder, model.templates)
+    if (model.folder / GENERATE).exists():
+        raise SourceError(
+            f"{GENERATE} holds code that replaces generate, and loading the model runs it; remove that folder"
+        )
     if not model.templates:
         return "it has none, and names none"
     return "it is this version's, and no file names other code"
@@ -177,7 +185,11 @@ def verify(model: Model, passed: list[Check] | None = None, *, progress: bool = 
     for key, value in model.stored.items():
         if model.config.get(key) != value:
             raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert it again")
-    passed.append(Check("config", f"{CONFIG} is what the tensors say"))
+    if isinstance(model, RotaryModel):
+        model.check_record()
+        passed.append(Check("config", f"{CONFIG} is what its record of the conversion says"))
+    else:
+        passed.append(Check("config", f"{CONFIG} is what the tensors say"))
     check(model, passed=passed, progress=progress)
     return passed
 

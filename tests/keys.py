@@ -17,25 +17,31 @@ from converter.families.checks import QUANTISED_KEYS
 from converter.families.family import Family
 from converter.families.templates import templates_folder
 from converter.source import keys
+from converter.source.library_files import is_read
 
 MODULES = {
     "transformers": (
         *("configuration_utils", "modeling_utils", "cache_utils", "masking_utils", "fusion_mapping"),
         *("tokenization_utils_base", "models/auto/tokenization_auto", "models/auto/auto_factory"),
-        *("generation/utils", "generation/configuration_utils"),
+        *("tokenization_python", "tokenization_utils_tokenizers", "tokenization_utils_sentencepiece"),
+        *("generation/utils", "generation/configuration_utils", "processing_utils", "dynamic_module_utils"),
+        *("integrations/peft", "integrations/mistral/constants", "utils/__init__", "utils/hub"),
     ),
     "sentence_transformers": (
-        *("base/model", "base/modules/transformer", "sentence_transformer/model"),
-        "sentence_transformer/modules/pooling",
+        *("base/model", "sentence_transformer/model", "multi_vector_encoder/model", "util/file_io"),
+        # All classes that modules.json can name
+        *("base/modules/*", "*/modules/*", "*/modules/tokenizer/*"),
     ),
 }
+"""Package -> the modules that read a model's files; patterns, as ``Path.glob`` reads them."""
 SPELLINGS = (
     r"(?:getattr|hasattr)\((?:self\.|model\.|text_)*config, \"(\w+)\"",
     r"config(?:_dict)?\.(?:get|pop)\(\s*\"(\w+)\"",
     r"config(?:_dict)?\[\"(\w+)\"\]",
     r"\"(\w+)\" in \w*config(?:_dict)?\b",
     r"init_kwargs\.(?:get|pop)\(\s*\"(\w+)\"",
-    r"\"([\w-]+\.json)\"",
+    # Names of files, also in regular expressions, where the dot has a backslash
+    r"[\"'|]([\w-]+\\?\.(?:json|jinja|model|txt|metadata|safetensors|bin|tiktoken))(?=[\"'|])",
 )
 KNOWN = """
 bos_token_id eos_token_id pad_token_id tie_word_embeddings use_cache id2label label2id num_labels problem_type
@@ -49,8 +55,15 @@ first_k_dense_replace mlp_layer_types mtp_layer_types mtp_mlp_layer_types mtp_pe
 vision_config projection_dim hidden_dim embedding_dim base_model_name_or_path message text backend disk kwargs
 my_configuration.json get_text_config model_name requirements sentence_transformers special_tokens_map_file
 tokenizer_config_file added_tokens_file
+activation_function normalizers modelcard.json requirements.txt pytorch_model.bin
+attend_to_expansion_tokens attend_to_mask_tokens do_query_expansion skiplist_words artifact.metadata
+parameters route_mappings structure types cnn_config.json idf.json lstm_config.json
+phrasetokenizer_config.json whitespacetokenizer_config.json wordembedding_config.json
 """
-"""What source and result have alike, what is of other kinds of models, and what is no key at all."""
+"""What source and result have alike, what is of other kinds of models, and what is no key at all.
+
+The last lines are of modules of sentence-transformers: they are copied whole, or refused as a first module.
+"""
 
 
 def config_keys(family: Family) -> set[str]:
@@ -71,9 +84,11 @@ def found() -> dict[str, list[str]]:
     for package, modules in MODULES.items():
         spec = find_spec(package)
         folders = (spec.submodule_search_locations if spec else None) or []
-        for path in (Path(folder) / f"{module}.py" for folder in folders for module in modules):
-            text = path.read_text(encoding="utf-8") if path.is_file() else ""
-            for name in sorted({name for spelling in SPELLINGS for name in re.findall(spelling, text)}):
+        paths = {path for folder in folders for each in modules for path in Path(folder).glob(f"{each}.py")}
+        for path in sorted(paths):
+            text = path.read_text(encoding="utf-8")
+            read = {name.replace("\\", "") for spelling in SPELLINGS for name in re.findall(spelling, text)}
+            for name in sorted(read):
                 names.setdefault(name, []).append(f"{package}/{path.stem}")
     return names
 
@@ -86,7 +101,7 @@ def unknown() -> dict[str, list[str]]:
         *QUANTISED_KEYS,
     }
     known = rows.union(KNOWN.split(), *map(config_keys, FAMILIES))
-    return {name: places for name, places in found().items() if name not in known}
+    return {name: places for name, places in found().items() if name not in known and not is_read(name)}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 import transformers
 from huggingface_hub import ModelCard
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -33,6 +33,8 @@ from tests import reference, tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.patched import config_of, fitted_scaling, tempered
 from tests.reference import rotary as rotary_reference
+from tests.test_sentence_transformers import MODULES
+from tests.test_sentence_transformers import source as embedding_source
 from tests.tiny import rotary as tiny_rotary
 from tests.tiny.layout import change_tensors
 
@@ -522,3 +524,66 @@ def test_validate(kind: str, tmp_path: Path, run: Callable[..., Run]) -> None:
     assert outcomes == {**dict.fromkeys(names, True), **expected}
     assert done.code == (1 if expected else 0)
     assert fingerprint(folder) == before
+
+
+POOLED = "sentence_transformers.models."
+ADDED: dict[str, tuple[str, str, str | None]] = {
+    "other slopes": ("sentence_bert_config.json", '{"config_args": {"alibi_scaling": null}}', "config_args"),
+    "other slopes, another name": (
+        "sentence_roberta_config.json",
+        '{"model_args": {"subfolder": "older"}}',
+        "model_args",
+    ),
+    "other code": ("custom_generate/generate.py", "raise SystemExit", "custom_generate"),
+    "other tokenizers": ("fast_tokenizer_files.json", "{}", None),
+    "special tokens": ("special_tokens_map.json", '{"eos_token": "w5"}', None),
+    "added tokens": ("added_tokens.json", '{"w200": 96}', None),
+    "generation": ("generation_config.json", '{"max_new_tokens": 1}', None),
+    "a template": ("chat_template.jinja", "{{ messages }}", None),
+    "a named template": ("additional_chat_templates/tool.jinja", "{{ messages }}", None),
+    "a pooling": ("modules.json", json.dumps(MODULES), None),
+    "another model": ("modules.json", json.dumps([{**MODULES[0], "type": f"{POOLED}Router"}]), "Router"),
+    "a prompt": ("config_sentence_transformers.json", '{"default_prompt_name": "query"}', None),
+    "a vocabulary": ("other.model", "text", None),
+    "a processor": ("preprocessor_config.json", "{}", None),
+    "a router": ("router_config.json", "{}", None),
+}
+"""What somebody adds: a file, its content, and a word of the check that fails; None for a note."""
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_validate_sees_what_was_added(kind: str, tmp_path: Path, run: Callable[..., Run]) -> None:
+    name, content, word = ADDED[kind]
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4, sharded=True)
+    (source / "generation_config.json").unlink(missing_ok=True)
+    folder = again(source, tmp_path / "out", scale=2)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(content, encoding="utf-8")
+    done = run("validate", folder)
+    if kind == "other tokenizers":  # a file that no library looks for
+        assert (done.code, "note" in done.out) == (0, False)
+    elif word is None:
+        assert done.code == 0
+        assert f"changes what loads: {name}" in done.out
+    else:
+        assert done.code == 1
+        failed = [line for line in done.out.splitlines() if line.startswith("FAILED")]
+        assert word in failed[0]
+
+
+def test_validate_sees_other_weights(tmp_path: Path, run: Callable[..., Run]) -> None:
+    """transformers prefers a single file to shards, and right shards may stand beside it."""
+    folder = again(tiny.FACTORIES["bloom"](tmp_path / "source", 4, sharded=True), tmp_path / "out", scale=2)
+    shards = [load_file(path) for path in folder.glob("*.safetensors")]
+    tensors = {name: tensor + 1 for shard in shards for name, tensor in shard.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    done = run("validate", folder)
+    assert (done.code, "FAILED  files: model.safetensors is not in" in done.out) == (1, True)
+
+
+def test_files_of_modules_that_were_added(tmp_path: Path, run: Callable[..., Run]) -> None:
+    folder = again(embedding_source(tmp_path / "source"), tmp_path / "out", train_length=TRAINED)
+    assert "note" not in run("validate", folder).out
+    (folder / "1_Pooling/model.safetensors").write_bytes(b"")
+    done = run("validate", folder)
+    assert (done.code, "changes what loads: 1_Pooling/model.safetensors" in done.out) == (0, True)

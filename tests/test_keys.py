@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from converter import ConverterError, convert, inspect
 from converter.config import IMPLEMENTATION, without_implementation
 from converter.errors import UnsupportedModel
 from converter.families import FAMILIES
-from converter.source.keys import SENTENCE_CONFIGS, check_vectors
+from converter.source.keys import check_vectors
+from converter.source.library_files import SENTENCE_CONFIGS
 from converter.source.open import open_folder
 from tests import tiny
 from tests.conftest import MakeSource, Refuses, edit_json
-from tests.keys import config_keys
+from tests.keys import config_keys, unknown
 from tests.patched import config_of
 from tests.tiny import rotary
 
@@ -64,6 +66,16 @@ def nested(folder: Path) -> None:
     modules = [{"idx": 0, "name": "0", "path": "0_Transformer", "type": kind}]
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     put("0_Transformer/config.json", model_type="bert")(folder)
+
+
+def begins(name: str, path: str) -> Change:
+    """modules.json begins with this class of sentence-transformers."""
+
+    def change(folder: Path) -> None:
+        modules = [{"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.models.{name}"}]
+        (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+
+    return change
 
 
 CONFIGS, TOKENIZERS = ["config.4.0.0.json"], ["tokenizer.4.0.0.json"]
@@ -137,6 +149,15 @@ OTHER_FILES: dict[str, tuple[str, Change, str]] = {
         nested,
         "modules.json places the model in 0_Transformer, so sentence-transformers loads that one",
     ),
+    **{
+        f"{name} in place of a Transformer": (
+            "jina_bert",
+            begins(name, path),
+            f"modules.json begins with sentence_transformers.models.{name}, so sentence-transformers loads "
+            "another model",
+        )
+        for name, path in {"Router": "", "CLIPModel": "0_CLIPModel", "StaticEmbedding": "", "CNN": ""}.items()
+    },
     **{
         f"{key} of {name}": (family, put(name, **{key: value}), f"{name}: {key} is {value!r}, with which")
         for family, name in zip(
@@ -344,3 +365,8 @@ def test_no_key_that_matters_is_dropped() -> None:
     published = json.loads((Path(__file__).parent / "published/mpt.json").read_text(encoding="utf-8"))
     kept = without_implementation({**published[0]["config"], "attn_config": {"fused_qkv": False}})
     assert kept["attn_config"] == {"fused_qkv": False}
+
+
+@pytest.mark.skipif(transformers.__version__ < "5", reason="older versions read no more than newer ones")
+def test_libraries_read_no_key_or_file_that_is_not_known() -> None:
+    assert unknown() == {}

@@ -333,3 +333,22 @@ def test_a_bug_or_an_interrupt_is_one_line_and_leaves_nothing(
     assert said.startswith(line)
     assert said.count("\n") == 1
     assert (fingerprint(folder), sorted(folder.rglob("*"))) == (before, names)
+
+
+CHANGED: dict[str, Change] = {
+    "model.safetensors": weights(lambda tensors: spoil(tensors, 3.0)),
+    "config.json": config(note="mine"),
+    "ntk_alibi.py": lambda folder: (folder / "ntk_alibi.py").write_text("mine"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_model_that_was_changed_since_it_was_converted(
+    repository: Make, refused: Refused, name: str
+) -> None:
+    """A graph of it would be right about a model that ``validate`` and ``push`` then refuse."""
+    folder = repository()
+    CHANGED[name](folder)
+    line = refused("export", folder)
+    assert name in line
+    assert f"ntk-convert {folder} --out NEW" in line

@@ -23,9 +23,9 @@ from converter.onnx import comparison, reference, session
 from converter.onnx.export import export
 from converter.onnx.options import OnnxOptions, Profile
 from converter.onnx.report import TOLERANCES
+from converter.result import manifest
 from converter.result.converted import read_converted
 from converter.result.manifest import MANIFEST
-from converter.validation import compare_files
 from tests import tiny
 from tests.conftest import Pristine, Refused, RunCli, edit_json, fingerprint
 from tests.dealt import dealt
@@ -322,7 +322,7 @@ def test_flipped_bits_of_a_graph_end_in_one_line(repository: Make, flips: int) -
         with pytest.raises((ValidationError, SourceError)) as error:
             if (failure := graphs_report(folder).failure) is not None:
                 raise ValidationError(failure)
-            compare_files(read_converted(folder))  # what changes no result changes the file
+            manifest.compare(read_converted(folder))  # what changes no result changes the file
         assert "\n" not in str(error.value), (bit, at)
 
 
@@ -374,7 +374,7 @@ def test_files_that_are_not_as_they_were_written(repository: Make, run: RunCli) 
         right = (folder / name).read_bytes()
         change(folder / name)
         with pytest.raises(SourceError, match=f"^{name} is not as the conversion or export wrote it"):
-            compare_files(read_converted(folder))
+            manifest.compare(read_converted(folder))
         (folder / name).write_bytes(right)
     exported(folder)
     edit(folder / "model.onnx", lambda model: setattr(model, "doc_string", "mine"))

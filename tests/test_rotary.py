@@ -29,7 +29,7 @@ from converter.source.open import open_folder
 from converter.verification.check import Check
 from converter.verification.rotary import verify
 from tests import tiny
-from tests.conftest import MakeSource, Pristine, RunCli, edit_json
+from tests.conftest import MakeSource, Pristine, Refused, RunCli, edit_json
 from tests.dealt import dealt
 from tests.patched import config_of
 from tests.reference import rotary as reference
@@ -277,6 +277,30 @@ def test_what_a_config_leaves_out(model_type: str, make_source: MakeSource, tmp_
     verified(source, source, UNSCALED)
     convert(source, tmp_path / "out", method="none")
     assert config_of(tmp_path / "out")[model.base_key] == rotary.base
+
+
+FORGED: dict[str, Any] = {"rms_norm_eps": 0.5, "num_hidden_layers": 1, "rope_theta": 5000.0, "own": 1}
+
+
+@pytest.mark.parametrize("key", FORGED)
+def test_a_record_that_is_not_of_this_config(
+    key: str, pristine: Pristine, tmp_path: Path, run: RunCli, refused: Refused
+) -> None:
+    """Converted again, the record's values would take the place of those in config.json."""
+    folder = convert(pristine("llama"), tmp_path / "out", scale=2).path
+    record = config_of(folder)["ntk_convert"]
+    record["rotary"]["source_config"][key] = FORGED[key]
+    edit_json(folder / "config.json", {"ntk_convert": record})
+    done = run("validate", folder)
+    assert done.code == 1
+    assert f"FAILED  config: config.json has {key}" in done.out
+    assert key in refused(folder, "--out", tmp_path / "again")
+
+
+def test_a_graph_that_somebody_else_put_beside_it(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
+    folder = convert(pristine("llama"), tmp_path / "out", scale=2).path
+    (folder / "model.onnx").write_bytes(b"mine")
+    assert run("validate", folder).code == 0
 
 
 # What people see

@@ -263,7 +263,8 @@ def validate(folder: Path, provider: str | None) -> None:
     from converter.validation import validate as run
 
     result = run(folder, provider=provider, progress=progress())
-    show(result.to_json(), *map(str, result.outcomes))
+    notes = [f"note    {note}" for note in result.notes]
+    show(result.to_json(), *map(str, result.outcomes), *notes)
     result.check()
 
 

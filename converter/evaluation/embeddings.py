@@ -16,8 +16,8 @@ from converter.evaluation.samples import batches, filled
 from converter.evaluation.tasks.scores import CUTOFF
 from converter.evaluation.tasks.task import Collection, Ids, Retrieval
 from converter.progress import Advance
-from converter.source.keys import SENTENCES_CONFIG as SETTINGS
 from converter.source.keys import check_vectors
+from converter.source.library_files import SENTENCES_CONFIG as SETTINGS
 from converter.source.sentence_transformers import Pooling, read_pooling
 from converter.source.source import Source, plain_text
 from converter.texts import pooled

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry
+from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry, without_implementation
 from converter.errors import SourceError, UsageError
 from converter.model.model import Model
 from converter.model.words import Words, auto_class, task
@@ -82,7 +82,7 @@ class RotaryModel(Model):
         return {**result, PROVENANCE: replace(self.origin, rotary=record).to_json()}
 
     def check_record(self) -> None:
-        """Raises ``SourceError`` if config.json has other positions than its record says."""
+        """Raises ``SourceError`` if config.json is not what its record makes of the source's."""
         if self.provenance is None:
             return
         try:
@@ -91,8 +91,9 @@ class RotaryModel(Model):
             raise SourceError(f"config.json: the scaling in its record is impossible: {error}") from error
         length = self.provenance.train_length
         recorded = settings.scaled_config(self.source_config, self.rotary, self.scaling, length)
-        found = settings.respelled(self.config)
-        for key in (self.rotary.model.base_key, settings.SCALING):
+        recorded = settings.respelled(recorded)
+        found = without_implementation(settings.respelled(self.config))
+        for key in (found.keys() | recorded.keys()) - {PROVENANCE}:
             if found.get(key) != recorded.get(key):
                 raise SourceError(
                     f"config.json has {key} {found.get(key)!r}, and its record of the conversion says "

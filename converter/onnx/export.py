@@ -93,7 +93,7 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
 
     Raises:
         MissingPackage: onnx, onnx-ir or onnxruntime is not installed.
-        SourceError: not a converted repository, or a damaged one.
+        SourceError: not a converted repository, a damaged one, or one whose model was changed since.
         UnsupportedModel: a family or class that has no graph, or no weights for the task.
         UsageError: logits of last tokens are asked for, of a model that is not a language model.
         OutputError: there is a graph of the same name that this tool did not write.
@@ -105,6 +105,8 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
     repository = for_task(model, options.computes, last_logits=options.last_logits)
     pooling = graph_pooling(repository.source, options.pooling) if options.pooled else None
     check_no_links(repository, options)
+    if manifest.listed(model.source):
+        manifest.compare(model, manifest.model_files(model), progress=progress)
     place, report, obsolete = repository.folder, None, []
     if not os.access(place, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in {place}; export a copy of it")

@@ -54,21 +54,19 @@ def read_contents(folder: Path, *, progress: bool = False) -> Contents:
     repository = open_converted(folder)
     if PROVENANCE not in repository.config:
         raise SourceError(f"{folder}/{CONFIG} does not say what it was made from; {CONVERT_FIRST}")
-    checkpoint = repository.checkpoint
     present = set(_walk(folder))
     listed = manifest.read(folder, UNLISTED)
     code = code_names(folder, repository.templates)
-    for name in (CONFIG, *code, *checkpoint.files, *filter(None, [checkpoint.index])):
-        if name not in listed:
+    for name in listed:
+        if name.endswith(".py") and name not in code:
             raise SourceError(
-                f"{name} is not in {manifest.MANIFEST}; {manifest.AGAIN.format(folder)}, otherwise convert "
-                "the source again"
+                f"{name} is listed in {manifest.MANIFEST}, but no conversion writes it; remove it"
             )
     wanted = sorted([*listed, *(name for name in UNLISTED if name in present)])
     for name in wanted:
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise SourceError(f"{name} is a link that leads out of {folder}; put the file itself there")
-    digests = validation.compare_files(repository, progress=progress)
+    digests = manifest.compare(repository, progress=progress)
     files = {name: (folder / name).stat().st_size for name in wanted}
     return Contents(repository, files, digests, sorted(present - files.keys()))
 

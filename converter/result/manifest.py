@@ -14,13 +14,18 @@ from typing import Any
 
 from converter.config import is_integer
 from converter.errors import SourceError
+from converter.model.model import Model
+from converter.progress import byte_bar
+from converter.result.converted import code_names
 from converter.source.jsonfile import read_object
-from converter.source.source import CARD, Source
+from converter.source.source import CARD, CONFIG, Source
 from converter.weights.files import sha256
 
 MANIFEST = "ntk_convert.json"
 AGAIN = "if the model was changed on purpose, convert it: ntk-convert {} --out NEW"
 """Advice for a folder that transformers wrote, or with files that are not as they were written."""
+EXPORTED = (".onnx", ".onnx_data", "genai_config.json")
+"""How the names of the files end that an export writes."""
 UNLISTED = (CARD, MANIFEST)
 
 
@@ -52,6 +57,52 @@ def read(folder: Path, unlisted: Collection[str] = UNLISTED) -> dict[str, Entry]
     if not (folder / MANIFEST).is_file():
         raise SourceError(f"{folder} has no {MANIFEST}, which a conversion writes; {AGAIN.format(folder)}")
     return _entries(read_object(folder / MANIFEST).get("files"), unlisted)
+
+
+def model_files(model: Model) -> list[str]:
+    """The files of a converted repository that decide what it computes: config.json, code and weights."""
+    index = model.checkpoint.index
+    code = code_names(model.folder, model.templates)
+    return [CONFIG, *code, *model.checkpoint.files, *([] if index is None else [index])]
+
+
+def compare(model: Model, names: Collection[str] | None = None, *, progress: bool = False) -> dict[str, str]:
+    """The SHA-256 of the files in the manifest of a converted repository; ``names`` are those that matter.
+
+    All of them do by default. Raises ``SourceError`` if one is not as it was written, or if a file with which
+    the model computes is not listed. Linked weights, which nothing had read before, are searched for NaN and
+    infinity.
+    """
+    folder, listed = model.folder, read(model.folder)
+    for name in model_files(model):
+        if name not in listed:
+            raise SourceError(
+                f"{name} is not in {MANIFEST}, so nobody has verified it; {AGAIN.format(folder)}, otherwise "
+                "remove it, or convert the source again"
+            )
+    wanted = {name: entry for name, entry in listed.items() if names is None or name in names}
+    for name in wanted:
+        if not (folder / name).is_file():
+            raise SourceError(f"{folder} lacks {name}, which was written there; {_remedy(name, folder)}")
+    found = {}
+    total = sum((folder / name).stat().st_size for name in wanted)
+    with byte_bar("reading files", total, show=progress) as advance:
+        for name, entry in wanted.items():
+            look = bool if entry.sha256 else model.scan(name, "convert an earlier save of it")
+            found[name] = sha256(folder / name, advance, look=look)
+            if entry.sha256 not in (None, found[name]):
+                raise SourceError(
+                    f"{name} is not as the conversion or export wrote it, so nobody has verified it; "
+                    f"{_remedy(name, folder)}"
+                )
+    return found
+
+
+def _remedy(name: str, folder: Path) -> str:
+    """What to do about a file that is not as it was written."""
+    if name.endswith(EXPORTED):
+        return f"put it back, or export it again: ntk-convert export {folder}"
+    return f"{AGAIN.format(folder)}, otherwise put it back, or convert the source again"
 
 
 def listed(source: Source) -> dict[str, Entry]:

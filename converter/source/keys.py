@@ -13,25 +13,12 @@ from typing import Any, Literal
 
 from converter.errors import SourceError, UnsupportedModel
 from converter.source.checkpoint import weight_index
+from converter.source.library_files import SENTENCE_CONFIGS, SENTENCES_CONFIG
 from converter.source.remote_code import ARGUMENTS
 from converter.source.source import CONFIG, PLAIN, Source
 from converter.source.tokenizer import TOKENIZER_CONFIG
 
 TOKENIZER = "tokenizer.json"
-SENTENCE_CONFIGS = (
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
-)
-"""Files with the settings of a sentence encoder's Transformer; the first that there is counts."""
-SENTENCES_CONFIG = "config_sentence_transformers.json"
-"""The file with what sentence-transformers does around the modules, such as prompts."""
-GENERATE = "custom_generate"
-"""The folder of code that replaces ``generate``."""
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 MERGE = "model.merge_and_unload().save_pretrained(DIR)"

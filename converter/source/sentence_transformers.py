@@ -16,12 +16,13 @@ from typing import Any
 
 from converter.config import LONGEST, is_count
 from converter.errors import SourceError, UnsupportedModel
-from converter.source.keys import SENTENCE_CONFIGS
+from converter.source.library_files import SENTENCE_CONFIGS
 from converter.source.remote_code import NOT_COPIED
 from converter.source.source import CONFIG, PLAIN, Source, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
 
 MODULES = "modules.json"
+TEMPLATES = "additional_chat_templates"
 UNREADABLE = f"{MODULES} is not a list of modules that sentence-transformers can read"
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 NO_FILES = ("sentence_transformers.models.Normalize",)
@@ -58,7 +59,7 @@ class Nested:
 
 def nested_files(source: Source) -> Nested:
     """Finds the files to copy; from the Hub, ``modules.json`` is downloaded for this."""
-    nested = source.inside("additional_chat_templates")
+    nested = source.inside(TEMPLATES)
     files = {name: size for name, size in nested.items() if name.endswith(".jinja")}
     notes = []
     modules: list[tuple[str, str]] = []
@@ -67,6 +68,7 @@ def nested_files(source: Source) -> Nested:
             modules = _modules(source)
         except SourceError:
             notes.append(UNREADABLE)
+    _check_first(modules)
     for kind, folder in modules:
         if kind == NOT_COPIED or not kind.startswith(LIBRARY):
             notes.append(
@@ -92,6 +94,18 @@ def nested_files(source: Source) -> Nested:
     return Nested(files, notes, sentence_encoder=not notes if modules or notes else None)
 
 
+def _check_first(modules: Sequence[tuple[str, str]]) -> None:
+    """Raises ``UnsupportedModel`` if sentence-transformers would not load the model in the folder."""
+    if not modules:
+        return
+    kind, _ = modules[0]
+    if kind.startswith(LIBRARY) and kind != NOT_COPIED and not kind.endswith("Transformer"):
+        raise UnsupportedModel(
+            f"{MODULES} begins with {plain_text(kind)}, so sentence-transformers loads another model than "
+            f"the one beside it; give `subfolder` the folder of its Transformer, or remove {MODULES}"
+        )
+
+
 def _modules(source: Source) -> list[tuple[str, str]]:
     """The type of each module, and its folder: empty for the root; raises ``SourceError``."""
     found = []
@@ -103,6 +117,16 @@ def _modules(source: Source) -> list[tuple[str, str]]:
             case _:
                 raise SourceError(UNREADABLE)
     return found
+
+
+def module_folders(source: Source) -> list[str]:
+    """The folders of a sentence encoder's modules; empty if it has none, or its list cannot be read."""
+    if MODULES not in source.files:
+        return []
+    try:
+        return [folder for _, folder in _modules(source) if folder]
+    except SourceError:
+        return []
 
 
 @dataclass(frozen=True)

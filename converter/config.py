@@ -32,6 +32,11 @@ FINE_TUNED = "fine_tuned"
 """Key that older versions wrote for a model whose weights are other than the source's."""
 STEP = "from"
 """Key in the record of a model that was converted again when its weights may have been others."""
+RECORDED = (
+    *("source", "commit", "version", "transformers", "tested_transformers", "train_length", "weights"),
+    *("limits", "subfolder", ROTARY, OVERRIDES, STEP, FINE_TUNED),
+)
+"""The keys of a record, of this version and of older ones."""
 WEIGHTS: tuple[Weights, ...] = ("original", "other", "unknown")
 
 IMPLEMENTATION = re.compile(
@@ -200,6 +205,11 @@ def read_provenance(config: Config) -> Provenance | None:
         **dict.fromkeys(("source", "commit", "subfolder"), (str, "a string")),
         **dict.fromkeys((ROTARY, OVERRIDES, STEP, "limits"), (Mapping, "an object")),
     }
+    for key in entry.keys() - {*RECORDED}:
+        raise SourceError(
+            f"config.json: {PROVENANCE} has the key {str(key)[:80]!r}, which this version does not know; if "
+            "a newer ntk-convert wrote it, install that, else convert the original checkpoint again"
+        )
     for key, (fits, kind) in kinds.items():
         if entry.get(key) is not None and not isinstance(entry[key], fits):
             raise _damaged(f"has {key}", entry[key], kind)

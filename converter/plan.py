@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from converter.config import LONGEST, PROVENANCE, STEP, Config, Weights, is_count
+from converter.config import LONGEST, PROVENANCE, STEP, Config, Weights, is_count, with_value
 from converter.errors import SourceError, UsageError, VerificationError
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
@@ -27,7 +27,7 @@ from converter.source.keys import settled
 from converter.source.library_files import GENERATE
 from converter.source.open import open_folder
 from converter.source.remote_code import check_references
-from converter.source.sentence_transformers import INPUT_LIMITS, set_limits
+from converter.source.sentence_transformers import INPUT_LIMITS, for_old_versions, old_activation, set_limits
 from converter.source.source import CARD, CONFIG, VOCABULARIES, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import Link, sha256
@@ -182,16 +182,21 @@ def decide(
     copied = {name: source.files[name] for name in small} | model.nested.files
     limits = model.contents(name for name in copied if name in INPUT_LIMITS)
     rewritten = {name: each for name, each in limits.items() if each != source.contents([name])[name]}
-    rewritten |= {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
+    if tokenizer.settings is not None:
+        rewritten[TOKENIZER_CONFIG] = _with_limit(tokenizer.settings, limits.get(TOKENIZER_CONFIG))
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
     files = [name for name in copied if name.endswith(".json") and name not in VOCABULARIES]
     contents = {**source.contents(files), **rewritten}
+    portable, needs = for_old_versions(contents, model.nested.modules)
+    contents |= portable
+    rewritten |= portable
     judged, left_out = settled(source, contents, model.row_kinds)
     contents |= judged
     rewritten |= judged
     limit = max_length or model.input_limit(scaling)
     limited, note = set_limits(contents, limit, decoder=model.decoder)
     config = model.scaled_config(scaling, tokenizer, limit)
+    config |= old_activation(contents, config)
     config[PROVENANCE]["limits"] = _limits(model, config, contents, limited)
     judged, notes = settled(source, {CONFIG: config}, model.row_kinds)
     config, notes = judged.get(CONFIG, config), [*notes, *left_out]
@@ -206,6 +211,7 @@ def decide(
     load = tokenizer.note
     if load and not tokenizer.here and limit and not model.decoder:
         load += f", with model_max_length={limit}: its own may be lower"
+    notes += needs
     notes += [*model.notes, *filter(None, [model.trained.note, load, note]), *model.nested.notes]
     asked_dtype = dtype
     if dtype is not None:
@@ -252,10 +258,21 @@ def _check_options(model: Model, dtype: Dtype | None, link: Link | None, max_len
 def _kept(model: Model) -> Request:
     """The request for the scaling that a converted repository has, with the notes on its fitted slopes."""
     request = request_for(model.scaling, model.trained.tokens)
-    content = {} if request.slopes is None else model.source.object(SLOPES_FILE)
-    if request.slopes is None or read_scaling(content or None, SLOPES_FILE) != model.scaling:
+    if request.slopes is None:
         return request
-    return replace(request, slopes=replace(request.slopes, record=content.get(RECORD)))
+    content = dict(model.source.object(SLOPES_FILE))
+    record = content.pop(RECORD, None)
+    if read_scaling(content or None, SLOPES_FILE) != model.scaling:
+        return request
+    return replace(request, slopes=replace(request.slopes, record=record))
+
+
+def _with_limit(settings: Config, source: Any) -> dict[str, Any]:
+    """A tokenizer_config.json with the input limit of the source's; ``source`` is its content."""
+    if not isinstance(source, Mapping):
+        return dict(settings)
+    key = INPUT_LIMITS[TOKENIZER_CONFIG]
+    return with_value(settings, key, source.get(key))
 
 
 def _limits(

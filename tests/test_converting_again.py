@@ -377,6 +377,18 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         config(ntk_convert={"source": 1}),
         "config.json: ntk_convert has source 1, not a string",
     ),
+    "a scaling of a newer version": (
+        config(alibi_scaling={"type": "ntk", "factor": 2.0, "power": 8}),
+        "has the key 'power', which this version does not know",
+    ),
+    "a key of another scaling": (
+        config(alibi_scaling={"type": "ntk", "factor": 2.0, "rate": 2.0}),
+        "has the key 'rate', which this version does not know",
+    ),
+    "a record of a newer version": (
+        config(ntk_convert={"source": "x/y", "parts": 3}),
+        "ntk_convert has the key 'parts', which this version does not know",
+    ),
     "slopes of others": (
         config(alibi_scaling=fitted_scaling(3, 2)),
         "alibi_scaling has exponents for 3 heads, and the model has 4",

@@ -153,10 +153,9 @@ OTHER_FILES: dict[str, tuple[str, Change, str]] = {
         f"{name} in place of a Transformer": (
             "jina_bert",
             begins(name, path),
-            f"modules.json begins with sentence_transformers.models.{name}, so sentence-transformers loads "
-            "another model",
+            f"modules.json names sentence_transformers.models.{name}, so sentence-transformers reads texts",
         )
-        for name, path in {"Router": "", "CLIPModel": "0_CLIPModel", "StaticEmbedding": "", "CNN": ""}.items()
+        for name, path in {"Router": "", "CLIPModel": "0_CLIPModel", "StaticEmbedding": ""}.items()
     },
     **{
         f"{key} of {name}": (family, put(name, **{key: value}), f"{name}: {key} is {value!r}, with which")

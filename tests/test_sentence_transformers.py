@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -168,3 +169,159 @@ def test_a_reranker_scores_long_documents_otherwise_and_short_ones_as_before(tmp
     changes = np.abs(expected - unscaled)
     assert (changes[lengths <= TRAIN_LENGTH] == 0).all()
     assert (changes[lengths > TRAIN_LENGTH] > 20 * limit).all()
+
+
+# Files that sentence-transformers 6 saved
+
+NEW = "sentence_transformers."
+NEW_TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+
+
+def by_newer(folder: Path) -> dict[str, Any]:
+    """What sentence-transformers 6.2 saves of a Transformer, a Pooling, a Dense and a Normalize."""
+    listed = [
+        ("", "base.modules.transformer.Transformer"),
+        ("1_Pooling", "sentence_transformer.modules.pooling.Pooling"),
+        ("2_Dense", "base.modules.dense.Dense"),
+        ("3_Normalize", "base.modules.normalize.Normalize"),
+    ]
+    names = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
+    files = {
+        "modules.json": [
+            {"idx": at, "name": str(at), "path": path, "type": f"{NEW}{kind}"}
+            for at, (path, kind) in enumerate(listed)
+        ],
+        "sentence_bert_config.json": {
+            "transformer_task": "feature-extraction",
+            "modality_config": NEW_TEXT,
+            "module_output_name": "token_embeddings",
+        },
+        "config_sentence_transformers.json": {
+            "__version__": {"sentence_transformers": "6.2.0", "transformers": "5.24.0"},
+            "default_prompt_name": None,
+            "model_type": "SentenceTransformer",
+            "prompts": {"document": "", "query": ""},
+            "similarity_fn_name": "cosine",
+        },
+        "1_Pooling/config.json": {
+            "embedding_dimension": 32,
+            "pooling_mode": "mean",
+            "include_prompt": True,
+        },
+        "2_Dense/config.json": {
+            "in_features": 32,
+            "out_features": 8,
+            "bias": True,
+            "activation_function": "torch.nn.modules.activation.Tanh",
+            **names,
+        },
+        "3_Normalize/config.json": names,
+    }
+    write(folder, files)
+    generator = torch.Generator().manual_seed(0)
+    weights = {"linear.weight": torch.randn(8, 32, generator=generator), "linear.bias": torch.zeros(8)}
+    save_file(weights, folder / "2_Dense/model.safetensors", metadata={"format": "pt"})
+    return files
+
+
+def write(folder: Path, files: dict[str, Any]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_what_sentence_transformers_6_saved_loads_on_every_version(tmp_path: Path) -> None:
+    folder, out = source(tmp_path / "source"), tmp_path / "out"
+    by_newer(folder)
+    result = convert(folder, out, train_length=TRAIN_LENGTH, dynamic="length")
+    assert not any("sentence-transformers" in note for note in result.notes)
+    assert [module["type"] for module in json.loads((out / "modules.json").read_text())] == [
+        f"{NEW}models.{kind}" for kind in ("Transformer", "Pooling", "Dense", "Normalize")
+    ]
+    left = {"module_input_name", "module_output_name", "transformer_task", "modality_config"}
+    for name in ("sentence_bert_config.json", *(f"{path}/config.json" for path in ("1_Pooling", "2_Dense"))):
+        assert not left & json.loads((out / name).read_text()).keys()
+    assert json.loads((out / "1_Pooling/config.json").read_text())["word_embedding_dimension"] == 32
+    found = load(out).encode(TEXTS)
+
+    tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="np")
+    mask = batch["attention_mask"]
+    _, tensors = tiny.read(out)
+    hidden = REFERENCES["jina_bert"].trunk(config_of(out), tensors, batch["input_ids"], mask).hidden
+    mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+    dense = load_file(out / "2_Dense/model.safetensors")
+    expected = np.tanh(mean @ dense["linear.weight"].double().numpy().T)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.abs(found - expected).max() < 1e-5
+
+
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "transformer_task": ("sentence_bert_config.json", {"transformer_task": "fill-mask"}),
+    "module_input_name": ("2_Dense/config.json", {"module_input_name": "token_embeddings"}),
+    "pooling_mode": ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}),
+}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_what_only_sentence_transformers_6_loads_stays_with_a_note(tmp_path: Path, key: str) -> None:
+    folder, out = source(tmp_path / "source"), tmp_path / "out"
+    name, values = OTHERS[key]
+    files = by_newer(folder)
+    write(folder, {name: {**files[name], **values}})
+    result = convert(folder, out, train_length=TRAIN_LENGTH, verify=False)
+    [note] = [note for note in result.notes if "needs version 6" in note]
+    assert f"{key} of {name}" in note
+    assert json.loads((out / name).read_text())[key] == values[key]
+
+
+def test_several_poolings_keep_their_order(tmp_path: Path) -> None:
+    folder, out = source(tmp_path / "source"), tmp_path / "out"
+    files = by_newer(folder)
+    write(
+        folder, {"1_Pooling/config.json": {**files["1_Pooling/config.json"], "pooling_mode": ["cls", "mean"]}}
+    )
+    write(folder, {"modules.json": files["modules.json"][:2]})
+    convert(folder, out, train_length=TRAIN_LENGTH, verify=False)
+    settings = json.loads((out / "1_Pooling/config.json").read_text())
+    assert settings["pooling_mode_cls_token"] is settings["pooling_mode_mean_tokens"] is True
+    assert "pooling_mode" not in settings
+    vectors = load(out).encode(TEXTS)
+    assert vectors.shape == (3, 64)
+    only_first = AutoModel.from_pretrained(out, trust_remote_code=True).eval()
+    ids = AutoTokenizer.from_pretrained(out, trust_remote_code=True)(TEXTS[0], return_tensors="pt")
+    with torch.no_grad():
+        first = only_first(**ids).last_hidden_state[0, 0].numpy()
+    assert np.abs(vectors[0, :32] - first).max() < 1e-5
+
+
+def test_the_activation_of_a_reranker_that_sentence_transformers_6_saved(tmp_path: Path) -> None:
+    """Version 6 saves it apart from config.json, where older ones look for it."""
+    from sentence_transformers import CrossEncoder
+
+    folder, out = reranker(tmp_path / "source"), tmp_path / "out"
+    task = {"text": {"method": "forward", "method_output_name": "logits"}}
+    files = {
+        "modules.json": by_newer(source(tmp_path / "other"))["modules.json"][:1],
+        "sentence_bert_config.json": {
+            "transformer_task": "sequence-classification",
+            "modality_config": task,
+            "module_output_name": "scores",
+        },
+        "config_sentence_transformers.json": {
+            "model_type": "CrossEncoder",
+            "activation_fn": "torch.nn.modules.linear.Identity",
+        },
+    }
+    write(folder, files)
+    result = convert(folder, out, train_length=TRAIN_LENGTH, dynamic="length", verify=False)
+    assert not any("needs version 6" in note for note in result.notes)
+    pairs = [("w5 w6", "w7"), ("w5 w6", "w8 w9")]
+    batch = AutoTokenizer.from_pretrained(out, trust_remote_code=True)(
+        *map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt"
+    )
+    model = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True).eval()
+    with torch.no_grad():
+        logits = model(**batch).logits[:, 0].numpy()
+    scores = CrossEncoder(str(out), trust_remote_code=True, device="cpu").predict(pairs)
+    assert np.abs(scores - logits).max() < 1e-5

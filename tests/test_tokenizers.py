@@ -26,6 +26,7 @@ from converter import ConversionResult, convert
 from converter.source.sentence_transformers import nested_files
 from converter.source.source import Source
 from converter.source.tokenizer import KNOWN, TEMPLATE
+from tests import tiny
 from tests.conftest import MakeSource, RunCli, edit_json
 
 ROOT = Path(__file__).parent.parent
@@ -520,3 +521,78 @@ def test_no_path_leads_out(content: str, found: dict[str, int], note: str, tmp_p
     source = local(root)
     listed = Source(source.name, source.folder, source.files, nested=dict.fromkeys(outside, 1))
     assert nested_files(listed).files == {}
+
+
+# Files that transformers 5 saved
+
+SAVED = {"backend": "tokenizers", "is_local": True, "local_files_only": False}
+GENERIC = {**SAVED, "tokenizer_class": "TokenizersBackend", "model_input_names": None}
+INPUTS = ["input_ids", "attention_mask"]
+# What tokenizer_config.json has (None: not), and what that of the result has. All other keys stay.
+BY_NEWER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "the generic class": (
+        GENERIC,
+        {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": INPUTS},
+    ),
+    "its own inputs": (
+        {**GENERIC, "model_input_names": ["input_ids"]},
+        {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids"]},
+    ),
+    "a list of special tokens": (
+        {**GENERIC, "extra_special_tokens": ["w30", "w31"]},
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": INPUTS,
+            "extra_special_tokens": None,
+            "additional_special_tokens": ["w30", "w31"],
+        },
+    ),
+    "both lists": (
+        {"extra_special_tokens": ["w30", "w31"], "additional_special_tokens": ["w31", "w32"]},
+        {"extra_special_tokens": None, "additional_special_tokens": ["w31", "w32", "w30"]},
+    ),
+    "named special tokens": ({"extra_special_tokens": {"image_token": "w30"}}, {}),
+    "another class": ({**SAVED, "tokenizer_class": "BloomTokenizerFast"}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", BY_NEWER)
+def test_what_transformers_5_saved_loads_on_every_version(
+    make_source: MakeSource, tmp_path: Path, kind: str
+) -> None:
+    settings, changed = BY_NEWER[kind]
+    source = make_source("bloom", {"tokenizer_class": settings.get("tokenizer_class")})
+    edit_json(source / "tokenizer_config.json", settings)
+    (source / "special_tokens_map.json").unlink(missing_ok=True)
+    quick(source, tmp_path / "out")
+    before, after = (read(place / "tokenizer_config.json") for place in (source, tmp_path / "out"))
+    expected = {**before, **changed}
+    assert after == {key: value for key, value in expected.items() if value is not None}
+    named = read(tmp_path / "out/config.json")["tokenizer_class"]
+    assert named == (changed.get("tokenizer_class") or settings.get("tokenizer_class") or named)
+    assert named != "TokenizersBackend"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    found = tokenizer("w20 w30 w32")
+    assert found["input_ids"] == [tiny.START, 20, 30, 32]
+    if kind != "named special tokens":
+        assert {*found} <= {*(after.get("model_input_names") or INPUTS)}
+    for token in after.get("additional_special_tokens", ()):
+        assert tokenizer.convert_tokens_to_ids(token) in tokenizer.all_special_ids
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_lists_of_special_tokens_for_our_own_classes(name: str, load: Callable[..., Any]) -> None:
+    """Converted again, after transformers 5 saved it."""
+    word = {"baichuan": "<reserved_106>", "replit": "\\n"}[name]
+    tokenizer = load(name, {"extra_special_tokens": [word]})
+    assert tokenizer.convert_tokens_to_ids(word) in tokenizer.all_special_ids
+
+
+@pytest.mark.parametrize("auto_map", ["code.Thing", ["code.Thing"]], ids=str)
+def test_an_auto_map_that_is_no_object_leaves_the_tokenizer_there(
+    make_source: MakeSource, tmp_path: Path, auto_map: Any
+) -> None:
+    source = make_source("bloom", {"auto_map": auto_map})
+    result = quick(source, tmp_path / "out")
+    assert "tokenizer_config.json" in result.files
+    assert not any("tokenizer class" in note for note in result.notes)

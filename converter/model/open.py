@@ -37,6 +37,7 @@ from converter.source.keys import check_adapter, settled
 from converter.source.open import open_source
 from converter.source.slopes_file import read_slopes_file
 from converter.source.source import CONFIG, Source
+from converter.source.tokenizer import with_known_class
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -114,13 +115,14 @@ def read_model(
         "overrides": origin.overrides,
     }
     if family is not None:
-        found = family.unconverted(without_implementation(config), origin.limits or {})
+        found = with_known_class(without_implementation(config))
+        found = family.unconverted(found, origin.limits or {})
         scaling = read_scaling(config.get("alibi_scaling"))
         return AlibiModel(family=check_family(family, found), source_config=found, scaling=scaling, **given)
     record = origin.rotary or {}
     # This config is the one that would be loaded, so it is checked, whatever its record says.
     settings.check_code(config)
-    before = {**settings.respelled(config), **record[SOURCE_CONFIG]}
+    before = {**settings.respelled(with_known_class(config)), **record[SOURCE_CONFIG]}
     missing = [PROVENANCE, *(key for key, value in record[SOURCE_CONFIG].items() if value is None)]
     found = without_implementation({key: value for key, value in before.items() if key not in missing})
     scaling = read_scaling(record.get("scaling"), f"config.json: {PROVENANCE}.rotary.scaling")
@@ -129,7 +131,7 @@ def read_model(
 
 def _source(source: Source, written: Config, train_length: int | None, overrides: Mapping[str, Any]) -> Model:
     check_adapter(source)
-    config = overridden(without_implementation(written), overrides)
+    config = overridden(with_known_class(without_implementation(written)), overrides)
     # transformers 4.57 only looks whether such a key is there.
     config = {key: value for key, value in config.items() if key not in QUANTISED_KEYS or value is not None}
     given: dict[str, Any] = {

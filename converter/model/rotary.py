@@ -15,7 +15,7 @@ from converter.rotary.settings import Change, Rotary
 from converter.scaling.frequencies import Frequencies
 from converter.scaling.request import NTK, Defaults, TrainLength
 from converter.scaling.scaling import Scaling
-from converter.source.tokenizer import Tokenizer
+from converter.source.tokenizer import Tokenizer, with_known_class
 
 NOTES = """\
 It loads as its source does, with transformers' own class. The repository contains no code."""
@@ -92,7 +92,7 @@ class RotaryModel(Model):
         length = self.provenance.train_length
         recorded = settings.scaled_config(self.source_config, self.rotary, self.scaling, length)
         recorded = settings.respelled(recorded)
-        found = without_implementation(settings.respelled(self.config))
+        found = settings.respelled(with_known_class(without_implementation(self.config)))
         for key in (found.keys() | recorded.keys()) - {PROVENANCE}:
             if found.get(key) != recorded.get(key):
                 raise SourceError(

@@ -240,7 +240,8 @@ METHOD_KEYS: Mapping[Method, tuple[str, ...]] = {
 def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Scaling:
     """Reads ``alibi_scaling``, which messages call ``where``, or raises ``SourceError``.
 
-    ``dynamic`` defaults to length and ``rate`` to 1, as in BTLM. Keys that are not known are left alone.
+    ``dynamic`` defaults to length and ``rate`` to 1, as in BTLM. The templates refuse a key that they do not
+    know, and so does this: it may change the slopes, and a newer version may have written it.
     """
     if value is None:
         return UNSCALED
@@ -256,6 +257,12 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
     if static == ("train_seq_len" in given):
         raise SourceError(f"{where} needs a factor or train_seq_len, and not both")
     own = METHOD_KEYS.get(method, ())
+    known = {"type", "factor"} if static else {"type", "train_seq_len", "dynamic", "rate"}
+    for key in given.keys() - known - {*own, "temperature", "ramp", "exponents", "temperatures"}:
+        raise SourceError(
+            f"{where} has the key {str(key)[:LONGEST_SHOWN]!r}, which this version does not know for this "
+            "scaling; if a newer ntk-convert wrote it, install that, else remove the key"
+        )
     read = {key: given[key] for key in LIMITS if key in given and not (static and key in ("dynamic", "rate"))}
     for key, each in read.items():
         fits, expected = LIMITS[key]

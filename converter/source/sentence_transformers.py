@@ -10,13 +10,14 @@ has a file for it, and the tokenizer's (transformers, fastembed) are two.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from converter.config import LONGEST, is_count
+from converter.config import LONGEST, Config, is_count
 from converter.errors import SourceError, UnsupportedModel
-from converter.source.library_files import SENTENCE_CONFIGS
+from converter.source.library_files import SENTENCE_CONFIGS, SENTENCES_CONFIG
 from converter.source.remote_code import NOT_COPIED
 from converter.source.source import CONFIG, PLAIN, Source, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
@@ -27,10 +28,39 @@ UNREADABLE = f"{MODULES} is not a list of modules that sentence-transformers can
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 NO_FILES = ("sentence_transformers.models.Normalize",)
 """Types of modules that old releases saved without a file; git and the Hub have no empty folders."""
+OTHER_INPUTS = (
+    "Asym",
+    "BoW",
+    "CLIPModel",
+    "Router",
+    "SparseStaticEmbedding",
+    "StaticEmbedding",
+    "WordEmbeddings",
+)
+"""Classes that read texts in the place of a Transformer, or choose one of several."""
 LIBRARY = "sentence_transformers."
 """Prefix of the types of modules that are part of sentence-transformers."""
-SENTENCES = "sentence_embedding"
-"""What sentence-transformers calls the vector of a text."""
+SENTENCES, TOKENS = "sentence_embedding", "token_embeddings"
+"""What sentence-transformers calls the vector of a text, and those of its tokens."""
+OLD_MODULES = {
+    re.compile(r"sentence_transformers\.(?:base|sentence_transformer)\.modules\.\w+\.(\w+)"): (
+        r"sentence_transformers.models.\1"
+    ),
+    re.compile(r"sentence_transformers\.sparse_encoder\.modules\.\w+\.(\w+)"): (
+        r"sentence_transformers.sparse_encoder.models.\1"
+    ),
+}
+"""Type of a module as sentence-transformers 6 saves it -> the name by which all versions find it."""
+NEW_KEYS: Mapping[str, Any] = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_input_name": SENTENCES,
+    "module_output_name": SENTENCES,
+}
+"""Key of a module that sentence-transformers 6 saves and older versions reject -> its default."""
+NEW_DIMENSION, DIMENSION = "embedding_dimension", "word_embedding_dimension"
+"""The width of a pooling's input: in sentence-transformers 6, and in all versions."""
+CROSS_ENCODER = "CrossEncoder"
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -55,6 +85,8 @@ class Nested:
     """What the result lacks, one sentence each."""
     sentence_encoder: bool | None
     """Whether sentence-transformers loads the result by its ``modules.json``; None if there is none."""
+    modules: Sequence[tuple[str, str]] = ()
+    """The type of each module of a sentence encoder, and its folder: empty for the root."""
 
 
 def nested_files(source: Source) -> Nested:
@@ -68,8 +100,12 @@ def nested_files(source: Source) -> Nested:
             modules = _modules(source)
         except SourceError:
             notes.append(UNREADABLE)
-    _check_first(modules)
     for kind, folder in modules:
+        if kind.startswith(LIBRARY) and kind.rpartition(".")[2] in OTHER_INPUTS:
+            raise UnsupportedModel(
+                f"{MODULES} names {plain_text(kind)}, so sentence-transformers reads texts with it, not "
+                f"with the model beside it; give `subfolder` the folder of a Transformer, or remove {MODULES}"
+            )
         if kind == NOT_COPIED or not kind.startswith(LIBRARY):
             notes.append(
                 f"{MODULES} names {plain_text(kind)}, code of the source that is not copied, so "
@@ -91,19 +127,7 @@ def nested_files(source: Source) -> Nested:
         left = sorted(found.keys() - copied - same) if found else [f"{folder} ({MODULES} names it)"]
         if left:
             notes.append(f"not copied for sentence-transformers: {', '.join(left)}")
-    return Nested(files, notes, sentence_encoder=not notes if modules or notes else None)
-
-
-def _check_first(modules: Sequence[tuple[str, str]]) -> None:
-    """Raises ``UnsupportedModel`` if sentence-transformers would not load the model in the folder."""
-    if not modules:
-        return
-    kind, _ = modules[0]
-    if kind.startswith(LIBRARY) and kind != NOT_COPIED and not kind.endswith("Transformer"):
-        raise UnsupportedModel(
-            f"{MODULES} begins with {plain_text(kind)}, so sentence-transformers loads another model than "
-            f"the one beside it; give `subfolder` the folder of its Transformer, or remove {MODULES}"
-        )
+    return Nested(files, notes, not notes if modules or notes else None, modules)
 
 
 def _modules(source: Source) -> list[tuple[str, str]]:
@@ -117,6 +141,76 @@ def _modules(source: Source) -> list[tuple[str, str]]:
             case _:
                 raise SourceError(UNREADABLE)
     return found
+
+
+def for_old_versions(
+    contents: Mapping[str, Any], modules: Sequence[tuple[str, str]]
+) -> tuple[dict[str, Any], list[str]]:
+    """Gives the files that sentence-transformers 6 saved the names and keys that older versions know.
+
+    ``contents`` are those of JSON files, by name, and ``modules`` as in ``Nested``. Version 6 reads the old
+    names too. Returns the new content of each file that changes, and a note for what only version 6 loads.
+    """
+    files: dict[str, Any] = {}
+    newer: list[str] = []
+    if modules:
+        stated = [dict(module) for module in contents.get(MODULES, ())]
+        known = [{**module, "type": _old_type(module["type"])} for module in stated]
+        if known != stated:
+            files[MODULES] = known
+    for kind, folder in modules:
+        for name in [f"{folder}/{CONFIG}"] if folder else SENTENCE_CONFIGS:
+            content = contents.get(name)
+            if not isinstance(content, dict) or not kind.startswith(LIBRARY):
+                continue
+            old = _old_settings(content, transformer=not folder)
+            if old != content:
+                files[name] = old
+            newer += [f"{key} of {name}" for key in NEW_KEYS if key in old]
+            newer += [f"pooling_mode of {name}"] if isinstance(old.get("pooling_mode"), list) else []
+    settings = contents.get(SENTENCES_CONFIG)
+    if isinstance(settings, dict) and settings.get("model_type") == CROSS_ENCODER:
+        newer = []  # an older CrossEncoder does not read these files
+    needs = f"loading it with sentence-transformers needs version 6: {', '.join(newer)}"
+    return files, [needs] if newer else []
+
+
+def old_activation(contents: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """The keys of config.json in which older versions look for the activation of a CrossEncoder.
+
+    Version 6 saves it in ``SENTENCES_CONFIG``, and without it a score has another scale. Version 4 reads the
+    first key and version 3 the second. Empty if ``config`` has one, or if this is no CrossEncoder.
+    """
+    settings = contents.get(SENTENCES_CONFIG)
+    if not isinstance(settings, dict) or settings.get("model_type") != CROSS_ENCODER:
+        return {}
+    activation = settings.get("activation_fn")
+    first, second = "sentence_transformers", "sbert_ce_default_activation_function"
+    if not isinstance(activation, str) or config.get(first) or config.get(second):
+        return {}
+    return {first: {"activation_fn": activation}, second: activation}
+
+
+def _old_type(kind: str) -> str:
+    for pattern, old in OLD_MODULES.items():
+        if pattern.fullmatch(kind):
+            return pattern.sub(old, kind)
+    return kind
+
+
+def _old_settings(settings: Mapping[str, Any], *, transformer: bool) -> dict[str, Any]:
+    """A module's settings without the keys of version 6 that have their defaults."""
+    defaults = {**NEW_KEYS, **({"module_output_name": TOKENS} if transformer else {})}
+    result = {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
+    if NEW_DIMENSION in result:
+        width = result.pop(NEW_DIMENSION)
+        result.setdefault(DIMENSION, width)
+    modes = result.get("pooling_mode")
+    # Older versions join several in the order of their flags.
+    if isinstance(modes, list) and modes == [mode for mode in MODES if mode in modes]:
+        del result["pooling_mode"]
+        result |= {flag: mode in modes for flag, mode in FLAGS.items()}
+    return result
 
 
 def module_folders(source: Source) -> list[str]:

@@ -66,14 +66,43 @@ class Tokenizer:
         return (TEMPLATE,) if self.ours else ()
 
 
+GENERIC, OLD_GENERIC = "TokenizersBackend", "PreTrainedTokenizerFast"
+"""The class that reads tokenizer.json alone: its name in transformers 5, and the one all versions know."""
+EXTRA, OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
+"""Where transformers 5 writes a list of further special tokens, and where all versions read it."""
+
+
+def with_known_class(content: Config) -> dict[str, Any]:
+    """A config.json or tokenizer_config.json in which the class has a name that transformers 4.57 knows."""
+    result = dict(content)
+    if result.get("tokenizer_class") == GENERIC:
+        result["tokenizer_class"] = OLD_GENERIC
+    return result
+
+
+def for_all_versions(settings: Config) -> dict[str, Any]:
+    """A tokenizer_config.json that transformers 5 saved, as 4.57 reads it too; another one is not changed."""
+    result = with_known_class(settings)
+    if settings.get("tokenizer_class") == GENERIC:
+        # Without it, the class of 4.57 adds token_type_ids, which decoders reject.
+        result.setdefault("model_input_names", ["input_ids", "attention_mask"])
+    extra = result.get(EXTRA)
+    if isinstance(extra, list):
+        del result[EXTRA]
+        stated = result.get(OLD_EXTRA) or []
+        result[OLD_EXTRA] = [*stated, *(token for token in extra if token not in stated)]
+    return result
+
+
 def read_tokenizer(source: Source, config: Config, *, code: bool = True) -> Tokenizer:
     """Decides how to handle a source's tokenizer; ``code`` says whether the result may contain code."""
-    settings = source.object(TOKENIZER_CONFIG)
+    stored = source.object(TOKENIZER_CONFIG)
+    settings = for_all_versions(stored)
     reference = _reference(settings, config)
     if reference is None:
         files = any(name in VOCABULARIES or name.endswith(VOCABULARY_ENDS) for name in source.files)
         if files or settings.get("tokenizer_class"):
-            return Tokenizer()
+            return Tokenizer(settings=None if settings == stored else settings)
         return _missing("the source has no tokenizer files")
     name = reference.rpartition(".")[2]
     name = OURS.get(name, name)
@@ -124,8 +153,9 @@ def _missing(what: str) -> Tokenizer:
 def _reference(settings: Config, config: Config) -> str | None:
     """The reference to a tokenizer class in a repository's code, ``module.Class``; None without one."""
     for mapped in (settings.get("auto_map"), config.get("auto_map")):
-        # In an old tokenizer_config.json, auto_map itself is the list of the slow and the fast class.
-        names = mapped.get(AUTO) if isinstance(mapped, dict) else mapped
+        names = mapped.get(AUTO) if isinstance(mapped, dict) else None
+        if mapped is settings.get("auto_map") and isinstance(mapped, list):
+            names = mapped  # in an old tokenizer_config.json, the list of the slow and the fast class
         for name in names if isinstance(names, list) else [names]:
             if isinstance(name, str):
                 return name

@@ -46,6 +46,7 @@ def main() -> int:
         root = Path(folder)
         with ThreadPoolExecutor(AT_ONCE) as threads:
             list(threads.map(lambda share: prepare(root, share), [names[0::2], names[1::2]]))
+            list(threads.map(lambda share: save_again(root, share), [names[0::2], names[1::2]]))
             for name in names:
                 server.commit(f"tests/{name}", root / "converted" / name)
             print(f"converted in {time.monotonic() - started:.0f} s", flush=True)
@@ -57,6 +58,17 @@ def main() -> int:
         page = PAGE.read_text(encoding="utf-8")
         PAGE.write_text(MARKED.sub(lambda mark: f"{mark[1]}{text}\n{mark[2]}", page), encoding="utf-8")
     return any(map(failures, results.values()))
+
+
+def save_again(root: Path, names: Sequence[str]) -> None:
+    """Converts the same sources as the oldest libraries save them."""
+    if not names:
+        return
+    oldest = environments.python(SUPPORTED[0])
+    errors = process(root, oldest, "save", f"oldest-{names[0]}", *names)
+    errors = errors or process(root, sys.executable, "models", names[0], "--oldest", *names)
+    if errors:
+        sys.exit(errors)
 
 
 def process(root: Path, program: object, module: str, name: str, *words: object, **more: str) -> str:

@@ -19,7 +19,7 @@ import transformers
 
 LENGTH, NEW = 24, 6
 """Tokens that are given, and that are generated."""
-END, PAD = 2, 3
+START, END, PAD = 1, 2, 3
 CLASSES = {
     "decoder": "AutoModelForCausalLM",
     "encoder": "AutoModelForMaskedLM",
@@ -150,6 +150,17 @@ def tokens(case: Case) -> None:
         for each in (tokenizer, case.tokenizer(saved)):
             for number, text in enumerate(case.right["texts"].tolist()):
                 same(each(text)["input_ids"], case.right[f"ids{number}"], f"ids of {text!r}")
+
+
+def saved_tokenizer(case: Case) -> None:
+    """Of sources that the newest and the oldest libraries saved: ids, special ids and keys."""
+    for library in ("converted", "saved"):
+        tokenizer = case.tokenizer(case.folder.parent.parent / library / case.folder.name)
+        found = tokenizer("w20 w30 w10")
+        same(sorted(found), ["attention_mask", "input_ids"], f"keys, {library}")
+        same(found["input_ids"], [START, 20, 30, 10], f"ids, {library}")
+        if 30 not in tokenizer.all_special_ids:
+            raise Wrong(f"a further special token is lost, {library}")
 
 
 # Numbers
@@ -363,10 +374,15 @@ def pipeline(case: Case) -> None:
 
 
 def embeddings(case: Case) -> None:
-    """By the model's own ``encode``, and in sentence-transformers."""
+    """By the model's own ``encode``, and in sentence-transformers, whose files old and new ones saved."""
     program = importlib.import_module("sentence_transformers").SentenceTransformer
-    other = program(str(case.folder), trust_remote_code=True, device="cpu")
-    for name, model in {"encode": case.model, "sentence-transformers": other}.items():
+    models = {"encode": case.model}
+    for library in ("converted", "saved"):
+        folder = case.folder.parent.parent / library / case.folder.name
+        models[f"{library}, sentence-transformers"] = program(
+            str(folder), trust_remote_code=True, device="cpu"
+        )
+    for name, model in models.items():
         close(model.encode(case.right["texts"].tolist()), case.embeddings, name)
 
 
@@ -389,6 +405,7 @@ CHECKS = {
     "load from the Hub": Check("load", ["bloom", "jina_embedding"], hub),
     "save and load": Check("load", NETWORK, save),
     "tokenizer": Check("load", ["tokenizer"], tokens),
+    "saved tokenizer": Check("load", NETWORK, saved_tokenizer),
     "logits": Check("compute", NETWORK, logits),
     "eager": Check("compute", [*LANGUAGE, "embedding"], eager),
     "flex_attention": Check("compute", ["decoder"], flex),

@@ -22,6 +22,9 @@ SUPPORTED = [
 TOO_OLD = ["4.40.2", "4.50.3", "4.56.2"]
 SHORT = ["4.56.2", "4.57.0", "5.0.0", "5.3.0", "5.8.1", "5.12.0", SUPPORTED[-1]]
 
+OLDEST_SENTENCES = "3.4.1"
+"""The oldest sentence-transformers that is tried, with the oldest transformers."""
+
 NO_GPU = "continuous batching needs a GPU"
 KNOWN = [
     ("4.57.0", "5.0.0", "continuous batching", NO_GPU),
@@ -51,7 +54,8 @@ def python(version: str) -> Path:
         uv("venv", "--python", sys.executable, folder)
         uv("pip", "install", "--no-build", "--python", program, f"transformers=={version}")
         if version.startswith("4."):  # newer ones need transformers 5
-            uv("pip", "install", "--no-deps", "--python", program, "sentence-transformers==5.7.0")
+            other = OLDEST_SENTENCES if version == SUPPORTED[0] else "5.7.0"
+            uv("pip", "install", "--no-deps", "--python", program, f"sentence-transformers=={other}")
         [packages] = folder.glob("lib/*/site-packages")
         shared = (sysconfig.get_path("purelib"), ROOT)
         (packages / "zz_shared.pth").write_text("".join(f"{path}\n" for path in shared))

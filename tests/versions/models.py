@@ -1,5 +1,7 @@
-"""``python -m tests.versions.models FOLDER NAME...``: converts tiny checkpoints, with what is right for each.
+"""``python -m tests.versions.models FOLDER [--oldest] NAME...``: converts tiny checkpoints.
 
+They are as the newest libraries save them; with ``--oldest``, those that ``save`` wrote are converted. It
+also stores what is right for each.
 What is right is computed in NumPy float64 by ``tests/reference``, and by sentencepiece. Only what
 ``checks.NEWEST`` names is taken from the newest version.
 """
@@ -23,7 +25,7 @@ from tests.patched import config_of
 from tests.reference import ENCODERS, FAMILIES
 from tests.test_sentence_transformers import source as embedding_source
 from tests.tiny.jina_bert import QK
-from tests.versions import checks
+from tests.versions import checks, save
 
 PADDED = 7
 MASK = 10
@@ -145,11 +147,23 @@ def generate(right: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
     return ids, np.stack(scores, axis=1)
 
 
+def quick(source: Path, folder: Path) -> None:
+    convert(source, folder, train_length=16, dynamic="position", verify=False)
+
+
+def convert_oldest(root: Path, names: list[str]) -> None:
+    """Converts the sources that the oldest libraries saved."""
+    for name in names:
+        quick(root / "oldest" / name, root / "saved" / name)
+
+
 def main(root: Path, names: list[str]) -> None:
     for name in names:
         model, folder = MODELS[name], root / "converted" / name
         write(root / "sources" / name, model)
-        convert(root / "sources" / name, folder, train_length=16, dynamic="position", verify=False)
+        quick(root / "sources" / name, root / "plain" / name)
+        save.save(root, name, "newest")
+        quick(root / "newest" / name, folder)
         stored = (tokenizer if model.kind == "tokenizer" else network)(folder, model)
         file = folder.with_suffix(".npz")
         np.savez(file, kind=np.array(model.kind), **stored)
@@ -160,4 +174,7 @@ def main(root: Path, names: list[str]) -> None:
 
 if __name__ == "__main__":
     with mock.patch("converter.weights.worker.subprocess", forks):
-        main(Path(sys.argv[1]), sys.argv[2:])
+        if sys.argv[2] == "--oldest":
+            convert_oldest(Path(sys.argv[1]), sys.argv[3:])
+        else:
+            main(Path(sys.argv[1]), sys.argv[2:])

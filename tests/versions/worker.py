@@ -42,7 +42,7 @@ def convert(root: Path, name: str) -> Checks:
 
     def command() -> None:
         said, out = io.StringIO(), root / "again" / transformers.__version__.replace(".", "_") / name
-        words = [root / "sources" / name, "--train-length", 16, "--dynamic", "position", "--out", out]
+        words = [root / "newest" / name, "--train-length", 16, "--dynamic", "position", "--out", out]
         try:
             with contextlib.redirect_stderr(said):
                 main([str(word) for word in words])

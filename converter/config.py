@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar, get_args
 
 from converter._version import TESTED, __version__
 from converter.errors import SourceError
@@ -18,6 +18,8 @@ Config = Mapping[str, Any]
 
 Value = TypeVar("Value")
 
+Dtype = Literal["fp32", "fp16", "bf16"]
+"""To which weights can be rounded."""
 Weights = Literal["original", "other", "unknown"]
 """Whether the weights are those of the source, apart from their dtype; a record has what was known then."""
 
@@ -26,6 +28,8 @@ PROVENANCE = "ntk_convert"
 ROTARY = "rotary"
 """Key in a rotary model's record: its scaling and, under ``SOURCE_CONFIG``, the values that were replaced."""
 SOURCE_CONFIG = "source_config"
+DTYPE = "dtype"
+"""Key in a record: the value of ``--dtype``, if the weights were rounded."""
 OVERRIDES = "set"
 """Key in the record of a conversion: the values of ``--set``."""
 FINE_TUNED = "fine_tuned"
@@ -34,7 +38,7 @@ STEP = "from"
 """Key in the record of a model that was converted again when its weights may have been others."""
 RECORDED = (
     *("source", "commit", "version", "transformers", "tested_transformers", "train_length", "weights"),
-    *("limits", "subfolder", ROTARY, OVERRIDES, STEP, FINE_TUNED),
+    *("limits", "subfolder", ROTARY, OVERRIDES, STEP, DTYPE, FINE_TUNED),
 )
 """The keys of a record, of this version and of older ones."""
 WEIGHTS: tuple[Weights, ...] = ("original", "other", "unknown")
@@ -172,6 +176,8 @@ class Provenance:
     not known to be ``original``."""
     limits: Mapping[str, Any] | None = None
     """File -> the source's input limit in it, for those that a conversion changed; None in older records."""
+    dtype: Dtype | None = None
+    """The ``--dtype`` to which a conversion rounded the source's weights; None if they keep their own."""
 
     def to_json(self) -> dict[str, Any]:
         """The value of ``PROVENANCE`` in config.json; ``transformers`` is the version at hand."""
@@ -180,6 +186,7 @@ class Provenance:
             ROTARY: self.rotary,
             OVERRIDES: self.overrides,
             STEP: self.step,
+            DTYPE: self.dtype,
         }
         return {
             "source": self.source,
@@ -221,6 +228,9 @@ def read_provenance(config: Config) -> Provenance | None:
     weights = entry.get("weights", "other" if entry.get(FINE_TUNED) else "original")
     if weights not in WEIGHTS:
         raise _damaged("has weights", weights, f"one of {', '.join(WEIGHTS)}")
+    dtype = entry.get(DTYPE)
+    if dtype not in (None, *get_args(Dtype)):
+        raise _damaged(f"has {DTYPE}", dtype, f"one of {', '.join(get_args(Dtype))}")
     return Provenance(
         entry.get("source"),
         entry.get("commit"),
@@ -231,6 +241,7 @@ def read_provenance(config: Config) -> Provenance | None:
         weights,
         entry.get(STEP),
         entry.get("limits"),
+        dtype,
     )
 
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.config import Config
+from converter.config import Config, Dtype
 from converter.errors import UsageError
 from converter.model.open import ModelOptions, open_with_request
 from converter.paths import out_path
-from converter.plan import Plan, Written, decide, write
+from converter.plan import Plan, Written, decide, rounded_note, write
 from converter.progress import stage
 from converter.result import manifest
 from converter.result.card import PICTURE, describe, read_origin, with_kept_text
@@ -22,7 +22,6 @@ from converter.scaling.scaling import Scaling
 from converter.source.hub import is_repo_id
 from converter.source.source import CARD
 from converter.weights.files import Link
-from converter.weights.transfer import Dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -262,14 +261,17 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
         heads = positions(model, repository.config, [plan.scaling])
         (repository.folder / PICTURE).write_bytes(per_head.card_picture(heads))
     origin = read_origin(model, plan.base_model)
+    notes = list(plan.notes)
+    if written.weights_are == "original" and plan.order.dtype is None and plan.recorded_dtype is not None:
+        notes.append(rounded_note(plan.recorded_dtype))
     text = describe(
         repository,
         origin=origin,
         tokenizer=model.tokenizer,
         sentence_encoder=model.nested.sentence_encoder,
         weights=written.weights_are,
-        rounded=plan.order.dtype is not None,
-        notes=plan.notes,
+        rounded=plan.recorded_dtype is not None,
+        notes=notes,
         place=place,
         command=plan.command(place, written.weights_are, verify=bool(checks)),
         checks=checks,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from converter.config import LONGEST, PROVENANCE, STEP, Config, Weights, is_count, with_value
-from converter.errors import SourceError, UsageError, VerificationError
+from converter.config import DTYPE, LONGEST, PROVENANCE, STEP, Config, Dtype, Weights, is_count, with_value
+from converter.errors import SourceError, UnsupportedModel, UsageError, VerificationError
+from converter.families.checks import said_quantised
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.open import read_model
@@ -21,17 +22,17 @@ from converter.result.repository import own_code_only, set_dtype, small_files, w
 from converter.result.staging import check_space
 from converter.scaling.request import RECORD, SLOPES_FILE, Request, command_line, request_for
 from converter.scaling.scaling import Scaling, read_scaling
-from converter.source.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
+from converter.source.checkpoint import ITEM_BYTES, Checkpoint, quantised, read_checkpoint, target_names
 from converter.source.hub import bytes_to_download, is_hub_id
 from converter.source.keys import settled
 from converter.source.library_files import GENERATE
 from converter.source.open import open_folder
 from converter.source.remote_code import check_references
 from converter.source.sentence_transformers import INPUT_LIMITS, for_old_versions, old_activation, set_limits
-from converter.source.source import CARD, CONFIG, VOCABULARIES, plain_text
+from converter.source.source import CARD, CONFIG, QUANTISED_BY, VOCABULARIES, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import Link, sha256
-from converter.weights.transfer import FLOATS, STORED, TORCH, Dtype, Order, transfer
+from converter.weights.transfer import FLOATS, STORED, TORCH, Order, transfer
 
 DIVERGED = "if the training diverged, convert an earlier save of it"
 SMALL = 16 << 20
@@ -73,6 +74,16 @@ class Plan:
     def dtype(self) -> str | None:
         """Safetensors dtype to which the weights are rounded; None if they keep their own."""
         return None if self.order.dtype is None else STORED[self.order.dtype]
+
+    @property
+    def recorded_dtype(self) -> Dtype | None:
+        """The ``--dtype`` that makes the weights of the original those of the result; None for none."""
+        return self.order.dtype or self.model.origin.dtype
+
+    @property
+    def rounded_twice(self) -> bool:
+        """Whether an earlier conversion rounded them to another dtype: the original's bits are lost."""
+        return self.order.dtype is not None and self.model.origin.dtype not in (None, self.order.dtype)
 
     @property
     def wanted(self) -> list[str]:
@@ -142,13 +153,17 @@ class Plan:
             here, changed = model.source, ", with other weights" * (weights == "other")
             if not model.scaling.temperature:  # no option gives one
                 before = request_for(model.scaling, model.trained.tokens)
-                first = command_line(name, before, "./converted", **place, more=more)
+                rounded = ["--dtype", origin.dtype] if origin.dtype else []
+                first = command_line(name, before, "./converted", **place, more=[*more, *rounded])
                 first += f"\n# {here.root}: saved of ./converted{changed}\n"
             name = here.repo_id or f"./{here.root}"
             place, more = {"revision": here.commit, "subfolder": here.subfolder}, []
-        elif model.converted:  # the original may not tell it
-            request = replace(request, train_length=model.trained.tokens)
-        more += ["--dtype", self.asked_dtype] if self.asked_dtype else []
+            dtype = self.asked_dtype
+        else:
+            dtype = self.asked_dtype or self.recorded_dtype
+            if model.converted:  # the original may not tell it
+                request = replace(request, train_length=model.trained.tokens)
+        more += ["--dtype", dtype] if dtype else []
         more += ["--base-model", self.base_model] if self.base_model else []
         more += ["--max-length", str(self.max_length)] if self.max_length else []
         more += [] if verify else ["--no-verify"]
@@ -173,7 +188,7 @@ def decide(
     scaling = model.resolve(request)
     if model.converted and not request.asked and not scaling.temperature:  # which no request has
         request = _kept(model)
-    _check_options(model, dtype, link, max_length)
+    _check_options(model, dtype, link, max_length, verify=verify)
     weights = source.weights()
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
@@ -200,14 +215,7 @@ def decide(
     config[PROVENANCE]["limits"] = _limits(model, config, contents, limited)
     judged, notes = settled(source, {CONFIG: config}, model.row_kinds)
     config, notes = judged.get(CONFIG, config), [*notes, *left_out]
-    if source.inside(GENERATE):
-        notes.append(f"{GENERATE}, code of the source that replaces generate, was not copied")
-    if model.overrides:
-        notes.append(f"the source's config.json was read with {shlex.join(set_words(model.overrides))}")
-    notes += notes_on(model)
-    if source.subfolder is not None:
-        name = plain_text(source.name)
-        notes.append(f"the source is the folder {name}; files outside it, such as a licence, were not copied")
+    notes += _left_behind(model)
     load = tokenizer.note
     if load and not tokenizer.here and limit and not model.decoder:
         load += f", with model_max_length={limit}: its own may be lower"
@@ -222,7 +230,7 @@ def decide(
             raise UsageError(
                 "`dtype` rewrites the weights, so they cannot be linked; drop `dtype` or the link"
             )
-        notes.append(f"the weights were converted to {TORCH[dtype]}")
+        notes.append(rounded_note(dtype))
     code = (*model.templates, *tokenizer.templates)
     cleaned, removed = own_code_only({CONFIG: config, **contents, **limited}, code)
     config = cleaned.pop(CONFIG, config)
@@ -242,8 +250,36 @@ def decide(
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, *given, notes)
 
 
-def _check_options(model: Model, dtype: Dtype | None, link: Link | None, max_length: int | None) -> None:
+def _left_behind(model: Model) -> list[str]:
+    """What the source has that the result has not, or has otherwise; each is a sentence."""
+    source, notes = model.source, []
+    if source.inside(GENERATE):
+        notes.append(f"{GENERATE}, code of the source that replaces generate, was not copied")
+    if model.unquantised:
+        named = [name if name in QUANTISED_BY else f"{name} of {CONFIG}" for name in model.unquantised]
+        notes.append(f"{' and '.join(named)} was left out: all weights are floating point")
+    if model.overrides:
+        notes.append(f"the source's config.json was read with {shlex.join(set_words(model.overrides))}")
+    notes += notes_on(model)
+    if source.subfolder is not None:
+        name = plain_text(source.name)
+        notes.append(f"the source is the folder {name}; files outside it, such as a licence, were not copied")
+    return notes
+
+
+def rounded_note(dtype: Dtype) -> str:
+    return f"the weights were converted to {TORCH[dtype]}"
+
+
+def _check_options(
+    model: Model, dtype: Dtype | None, link: Link | None, max_length: int | None, *, verify: bool
+) -> None:
     """Raises ``UsageError`` for values that no conversion, or none of this model, takes."""
+    if model.unquantised and not verify:
+        raise UnsupportedModel(
+            f"{quantised(said_quantised(model.unquantised))}; if a merge left that, verification shows it: "
+            "leave out `verify`"
+        )
     for name, value, known in (("dtype", dtype, get_args(Dtype)), ("link", link, get_args(Link))):
         if value not in (None, *known):
             raise UsageError(f"`{name}` {value!r} is unknown; choose one of {', '.join(known)}")
@@ -342,6 +378,8 @@ def write(
     weights = _weights(plan, folder, digests)
     step = {"source": source.root, "commit": source.commit, "subfolder": source.subfolder}
     config[PROVENANCE] = {**config[PROVENANCE], "weights": weights}
+    if plan.recorded_dtype is not None:
+        config[PROVENANCE][DTYPE] = plan.recorded_dtype
     config[PROVENANCE] |= {} if weights == "original" else {STEP: step}
     templates = (*model.templates, *model.tokenizer.templates)
     write_repository(folder, config, templates, source, plan.copied, plan.rewritten)
@@ -360,6 +398,8 @@ def _weights(plan: Plan, folder: Path, digests: dict[str, str]) -> Weights:
     model = plan.model
     if not model.converted:
         return "original"
+    if plan.rounded_twice:
+        return "other"
     for name, target in target_names(plan.weights, model.source.index).items():
         if target not in digests:
             scan = model.scan(name, DIVERGED) if plan.order.unread else bool

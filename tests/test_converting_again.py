@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -367,7 +368,13 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         put("model.safetensors.index.json", "{}"),
         "has model.safetensors and model.safetensors.i",
     ),
-    "quantised": (config(quantization_config={"load_in_4bit": True}), "quantization_config is set"),
+    "quantised": (
+        lambda folder: [
+            config(quantization_config={"load_in_4bit": True})(folder),
+            weights(lambda tensors: tensors.update(extra=torch.zeros(4, dtype=torch.uint8)))(folder),
+        ],
+        "quantization_config is set",
+    ),
     "the stock class": (stock, "the model was saved by the stock class, which computes without the scaling"),
     "another class": (
         config(architectures=["EvilModel"]),
@@ -410,6 +417,49 @@ def test_what_is_refused(saved: Path, tmp_path: Path, refused: Callable[..., str
     change, part = REFUSED[kind]
     change(saved)
     assert part in refused(saved, "--out", tmp_path / "out")
+
+
+def test_a_merge_of_qlora_leaves_a_key_behind(saved: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+    config(quantization_config={"load_in_4bit": True})(saved)
+    assert "convert it again" in run("validate", saved).err
+    assert "needs" not in run(saved, "--out", tmp_path / "no", "--no-verify").out
+    assert not (tmp_path / "no").exists()
+    done = run(saved, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert "quantization_config of config.json was left out" in done.err
+    assert "quantization_config" not in config_of(tmp_path / "out")
+    assert run("validate", tmp_path / "out").code == 0
+
+
+def command_of(folder: Path) -> list[str]:
+    """The command in a card that made the folder, as words, without the program's name."""
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"^ntk-convert (.*(?:\\\n.*)*)", text, re.MULTILINE)[-1:]
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def test_a_conversion_again_remembers_that_weights_were_rounded(
+    tmp_path: Path, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command in the card makes the same weights of the original."""
+    monkeypatch.chdir(tmp_path)
+    tiny.FACTORIES["bloom"](tmp_path / "source", 4)
+    half = again(tmp_path / "source", tmp_path / "half", scale=2, dtype="bf16")
+    out = again(half, tmp_path / "out", scale=4)
+    record = config_of(out)["ntk_convert"]
+    assert (record["weights"], record["dtype"]) == ("original", "bf16")
+    assert "Weights, tokenizer" not in (out / "README.md").read_text(encoding="utf-8")
+    words = command_of(out)
+    assert words[-4:] == ["--scale", "4", "--dtype", "bf16"] or {"--dtype", "bf16"} <= {*words}
+    words[words.index("--out") + 1] = "direct"
+    assert run(*words).code == 0
+    same_files(out, tmp_path / "direct")
+
+    # Rounded twice, they are not what one command makes of the original.
+    full = again(half, tmp_path / "full", scale=4, dtype="fp32")
+    assert config_of(full)["ntk_convert"]["weights"] == "other"
+    text = (full / "README.md").read_text(encoding="utf-8")
+    assert "--out ./converted --dtype bf16" in text.replace("\\\n    ", "")
 
 
 def test_another_trained_length_needs_another_scaling(

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from converter import ConverterError, convert, inspect
 from converter.config import IMPLEMENTATION, without_implementation
@@ -19,6 +21,7 @@ from converter.families import FAMILIES
 from converter.source.keys import check_vectors
 from converter.source.library_files import SENTENCE_CONFIGS
 from converter.source.open import open_folder
+from converter.source.source import QUANTISED_BY
 from tests import tiny
 from tests.conftest import MakeSource, Refuses, edit_json
 from tests.keys import config_keys, unknown
@@ -78,6 +81,19 @@ def begins(name: str, path: str) -> Change:
     return change
 
 
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def with_bytes(folder: Path) -> None:
+    """One weight is of 8 bits, as bitsandbytes stores them."""
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
+    tensors[name] = tensors[name].to(torch.int8)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 CONFIGS, TOKENIZERS = ["config.4.0.0.json"], ["tokenizer.4.0.0.json"]
 REDIRECTED = config(configuration_files=CONFIGS)
 VERSIONED = put("tokenizer_config.json", fast_tokenizer_files=TOKENIZERS)
@@ -117,8 +133,17 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     ),
     "replaced layers": ("bloom", config(fusion_config={"a": True}), "fusion_config is {'a': True}"),
     "removed heads": ("bloom", config(pruned_heads={"0": [1]}), "pruned_heads is {'0': [1]}"),
-    "an empty quantisation": ("bloom", config(quantization_config={}), "quantised (quantization_config is"),
-    "the same, rotary": ("llama", config(quantization_config={}), "quantised (quantization_config is set)"),
+    "a quantisation of pickles": (
+        "bloom",
+        both(config(quantization_config={}), pickled),
+        "quantised (quantization_config is set); convert the unquantised one; remove quantization_config if",
+    ),
+    "quantised weights": (
+        "bloom",
+        both(config(compression_config={}), with_bytes),
+        "quantised (compression_config is set)",
+    ),
+    "the same, rotary": ("llama", both(put("quantize_config.json"), with_bytes), "(it has quantize_config"),
     "an adapter": (
         "bloom",
         both(put("adapter_config.json"), put("adapter_model.safetensors")),
@@ -209,6 +234,28 @@ KEPT: dict[str, tuple[str, Change, str | None, dict[str, list[str]]]] = {
         )
         for key in ("base_model_tp_plan", "base_model_pp_plan", "base_model_fsdp_plan", "distributed_config")
     },
+    **{
+        f"what a merge left, {what}": (
+            family,
+            change,
+            f"{what} was left out: all weights are floating point",
+            {"config.json": ["quantization_config", "quantization_bit"]},
+        )
+        for what, family, change in (
+            (
+                "quantization_config of config.json",
+                "bloom",
+                config(quantization_config={"load_in_4bit": True}),
+            ),
+            ("quantization_bit of config.json", "mosaic_bert", config(quantization_bit=4)),
+            ("quantize_config.json", "bloom", put("quantize_config.json", bits=4)),
+            (
+                "quantization_config of config.json and quant_config.json",
+                "llama",
+                both(config(quantization_config={}), put("quant_config.json")),
+            ),
+        )
+    },
     "a path of another machine": (
         "bloom",
         put("tokenizer_config.json", tokenizer_file="/home/ada/tokenizer.json"),
@@ -262,7 +309,7 @@ def test_kept(make_source: MakeSource, tmp_path: Path, case: str) -> None:
     assert all(note.startswith(str(words)) for note in more)
     for file, keys in gone.items():
         assert not {*keys} & json.loads((tmp_path / "out" / file).read_text(encoding="utf-8")).keys()
-    assert not {*CONFIGS, *TOKENIZERS} & {path.name for path in (tmp_path / "out").iterdir()}
+    assert not {*CONFIGS, *TOKENIZERS, *QUANTISED_BY} & {path.name for path in (tmp_path / "out").iterdir()}
 
 
 @pytest.mark.parametrize("name", SENTENCE_CONFIGS)

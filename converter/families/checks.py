@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from converter.config import Config, count, is_number
@@ -12,7 +12,8 @@ from converter.rotary import settings
 from converter.rotary.settings import Rotary
 from converter.source.checkpoint import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS_INDEX, quantised
 from converter.source.keys import ADAPTER, MERGE
-from converter.source.source import Source
+from converter.source.source import QUANTISED_BY, Source
+from converter.source.values import FLOATS
 
 QUANTISED_KEYS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("quantization_config", "compression_config"), (None,)),
@@ -67,6 +68,33 @@ def check_plain(config: Config) -> None:
     named = config.get("id2label") or {}
     if not isinstance(named, dict) or not all(number.isdecimal() for number in named):
         raise SourceError("config.json: id2label does not give numbers names; correct or remove it there")
+
+
+def without_quantisation(source: Source, config: Config) -> tuple[dict[str, Any], list[str]]:
+    """A config without what says that weights are quantised, if they are not; and those keys and files.
+
+    A merge of QLoRA leaves it behind. Raises ``UnsupportedModel`` unless every tensor is known to be floating
+    point. Whether names and shapes are the model's, verification finds.
+    """
+    keys = [key for key, others in QUANTISED_KEYS.items() if config.get(key) not in others]
+    files = [name for name in QUANTISED_BY if name in source.files]
+    # transformers 4.57 only looks whether such a key is there.
+    result = {key: value for key, value in config.items() if key not in QUANTISED_KEYS}
+    if not keys and not files:
+        return result, []
+    what = said_quantised([*keys, *files])
+    dtypes = source.stored_dtypes()
+    if dtypes is None:
+        left = f"remove {' and '.join([*keys, *files])} if a merge left it, and save safetensors"
+        raise UnsupportedModel(f"{quantised(what)}; {left}")
+    if not dtypes <= FLOATS.keys():
+        raise quantised(what)
+    return result, [*keys, *files]
+
+
+def said_quantised(names: Sequence[str]) -> str:
+    """What says that weights are quantised, for ``quantised``: the first of keys and files."""
+    return f"it has {names[0]}" if names[0] in QUANTISED_BY else f"{names[0]} is set"
 
 
 def check_wrapper(names: Iterable[str], embeddings: str, backbone: str) -> None:

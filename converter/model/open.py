@@ -18,12 +18,12 @@ from converter.config import (
 from converter.errors import UsageError
 from converter.families import converted_family
 from converter.families.checks import (
-    QUANTISED_KEYS,
     check_family,
     check_merged,
     check_one_save,
     check_plain,
     check_source,
+    without_quantisation,
 )
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
@@ -94,10 +94,17 @@ def read_model(
     source: Source, train_length: int | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Model:
     """The model that these files hold; raises as ``open_model``."""
-    config = source.config()
+    written = source.config()
+    config, unquantised = without_quantisation(source, written)
     family, origin = converted_family(config), read_provenance(config)
+    given: dict[str, Any] = {
+        "source": source,
+        "config": written,
+        "given_length": train_length,
+        "unquantised": unquantised,
+    }
     if family is None and (origin is None or origin.rotary is None):
-        return _source(source, config, train_length, overrides or {})
+        return _source(source, config, overrides or {}, given)
     check_merged(source.name, source.files)
     check_plain(config)
     origin = origin or Provenance(None, None, None)
@@ -107,13 +114,7 @@ def read_model(
                 f"`overrides` {key} is for the config of a source, and this repository is converted; drop "
                 "it, or convert the source with it"
             )
-    given: dict[str, Any] = {
-        "source": source,
-        "config": config,
-        "provenance": origin,
-        "given_length": train_length,
-        "overrides": origin.overrides,
-    }
+    given |= {"provenance": origin, "overrides": origin.overrides}
     if family is not None:
         found = with_known_class(without_implementation(config))
         found = family.unconverted(found, origin.limits or {})
@@ -129,18 +130,11 @@ def read_model(
     return RotaryModel(rotary=settings.read(found), source_config=found, scaling=scaling, **given)
 
 
-def _source(source: Source, written: Config, train_length: int | None, overrides: Mapping[str, Any]) -> Model:
+def _source(source: Source, config: Config, overrides: Mapping[str, Any], given: dict[str, Any]) -> Model:
+    """A source with this config and the user's values; ``given`` are fields of ``Model``."""
     check_adapter(source)
-    config = overridden(with_known_class(without_implementation(written)), overrides)
-    # transformers 4.57 only looks whether such a key is there.
-    config = {key: value for key, value in config.items() if key not in QUANTISED_KEYS or value is not None}
-    given: dict[str, Any] = {
-        "source": source,
-        "config": written,
-        "source_config": config,
-        "given_length": train_length,
-        "overrides": overrides,
-    }
+    config = overridden(with_known_class(without_implementation(config)), overrides)
+    given |= {"source_config": config, "overrides": overrides}
     found = check_source(config)
     if isinstance(found, Rotary):
         return RotaryModel(rotary=found, **given)

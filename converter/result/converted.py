@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from converter.errors import SourceError
+from converter.errors import SourceError, UnsupportedModel
 from converter.families.templates import templates_folder
 from converter.model.model import Model
 from converter.model.open import read_model
@@ -43,6 +43,11 @@ def read_converted(folder: Path) -> Model:
     if not str(folder).isprintable():
         raise SourceError(f"the path {str(folder)[-80:]!r} has characters that cannot be printed; rename it")
     model = read_model(open_folder(folder))
+    if model.unquantised:
+        raise UnsupportedModel(
+            f"{folder}: {model.unquantised[0]} says that the weights are quantised, and they are not; "
+            f"convert it again: ntk-convert {folder} --out NEW"
+        )
     if not model.converted:
         named = model.config.get("model_type")
         raise SourceError(f"{folder} is not converted (model_type {named!r}); {CONVERT_FIRST}")

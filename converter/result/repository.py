@@ -14,7 +14,7 @@ from converter.families.templates import templates_folder
 from converter.scaling.request import SLOPES_FILE
 from converter.source.keys import ADAPTER
 from converter.source.remote_code import without_references
-from converter.source.source import CARD, CONFIG, Source
+from converter.source.source import CARD, CONFIG, QUANTISED_BY, Source
 from converter.weights.files import copy_file
 
 KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
@@ -41,6 +41,7 @@ LEFT_NAMES = (
     "eval_results.json",
     "train_results.json",
     "ntk_convert.json",
+    *QUANTISED_BY,
     "genai_config.json",
     "onnx_validation.json",
     SLOPES_FILE,

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from converter.errors import SourceError, UsageError
-from converter.source.checkpoint import INDEXES, PICKLED, quantised, weight_files, weight_index
+from converter.source.checkpoint import (
+    INDEXES,
+    PICKLED,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    read_header,
+    weight_files,
+    weight_index,
+)
 from converter.source.jsonfile import (
     LARGEST,
     as_object,
@@ -28,7 +36,7 @@ from converter.source.jsonfile import (
 
 CONFIG, CARD = "config.json", "README.md"
 QUANTISED_BY = ("quantize_config.json", "quant_config.json")
-"""Files in which GPTQ and AWQ record how they quantised the weights."""
+"""Files in which GPTQ and AWQ record how they quantised the weights. They are not copied."""
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
 """Files of a tokenizer. From the Hub they are downloaded with the weights, not before."""
 LARGEST_VOCABULARY = 128 << 20
@@ -234,10 +242,17 @@ class Source:
             inner = [f"{path.parent.name}/{CONFIG}" for path in sorted(self.folder.glob(f"*/{CONFIG}"))]
             check_others(self.name, [*self.files, *inner])
             raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{what}")
-        for name in QUANTISED_BY:
-            if name in self.files:
-                raise quantised(f"it has {name}")
         return self.object(CONFIG)
+
+    def stored_dtypes(self) -> set[str] | None:
+        """The safetensors dtypes of the weights; None if they are not known before loading or a download."""
+        if weight_index(self.files) not in (SAFETENSORS, SAFETENSORS_INDEX):
+            return None
+        if not self.local:
+            return set(self.parameters) if self.parameters else None
+        return {
+            tensor.dtype for name in self.weights() for tensor in read_header(self.folder / name).values()
+        }
 
     @property
     def index(self) -> str | None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
+from converter.config import Dtype
 from converter.errors import SourceError
 from converter.progress import byte_bar
 from converter.source.checkpoint import (
@@ -32,7 +33,6 @@ from converter.weights import worker
 from converter.weights.files import Link, changed, copy_file, is_zip, link_file
 from converter.weights.finite import Scan
 
-Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 STORED = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 """Value of ``--dtype`` -> its name in the safetensors format."""

@@ -187,7 +187,7 @@ def tune(
         target_length=target_length,
         candidates=Results(found, about, settings, seconds),
         choices=[
-            _choice(measure, scaling, [each for each in curve if each.task not in failed], trained)
+            _choice(measure, scaling, baseline, [each for each in curve if each.task not in failed], trained)
             for measure, scaling in best.items()
         ],
         curve=Results(curve, about, settings, seconds),
@@ -202,12 +202,10 @@ def tune(
     return replace(result, command=bake)
 
 
-def pooled(measure: str, scaling: Scaling, found: Sequence[Measurement]) -> tuple[list[float], list[float]]:
-    """The scores of a scaling and those of none by a measure, over all tasks and lengths in ``found``."""
-    return tuple(  # type: ignore[return-value]  # there are two
-        [score for each in found if _of(measure, each) and each.scaling == str(one) for score in each.scores]
-        for one in (scaling, UNSCALED)
-    )
+def pooled(measure: str, scaling: Scaling, found: Sequence[Measurement]) -> list[float]:
+    """The scores of a scaling by a measure, over all tasks and lengths in ``found``."""
+    own = [each for each in found if _of(measure, each) and each.scaling == str(scaling)]
+    return [score for each in own for score in each.scores]
 
 
 def _halves(exam: Exam, trained: int, target: int) -> tuple[Exam, Exam]:
@@ -264,13 +262,15 @@ def _best(found: Sequence[Measurement], measure: str, scalings: Sequence[Scaling
     """The best scaling but the baseline by a measure; among equals the first, which is the mildest."""
 
     def badness(scaling: Scaling) -> float:
-        mean = float(np.mean(pooled(measure, scaling, found)[0]))
+        mean = float(np.mean(pooled(measure, scaling, found)))
         return float(np.nan_to_num(mean, nan=np.inf)) if measure == PERPLEXITY else -mean
 
     return min(scalings, key=badness)
 
 
-def _choice(measure: str, scaling: Scaling, curve: Sequence[Measurement], trained: int) -> Choice:
+def _choice(
+    measure: str, scaling: Scaling, baseline: Scaling, curve: Sequence[Measurement], trained: int
+) -> Choice:
     longest = {
         task: max(each.length for each in curve if each.task == task)
         for task in {each.task for each in curve}
@@ -280,7 +280,7 @@ def _choice(measure: str, scaling: Scaling, curve: Sequence[Measurement], traine
     at_short = [each for each in curve if each.length == short]
 
     def versus(measure: str, measured: Sequence[Measurement]) -> Comparison | None:
-        ours, theirs = pooled(measure, scaling, measured)
+        ours, theirs = (pooled(measure, each, measured) for each in (scaling, baseline))
         return compare(measure, ours, theirs) if ours else None
 
     other = PERPLEXITY if measure == RETRIEVAL else RETRIEVAL
@@ -288,7 +288,7 @@ def _choice(measure: str, scaling: Scaling, curve: Sequence[Measurement], traine
     return Choice(
         measure=measure,
         scaling=scaling,
-        judgement=judge(measure, *pooled(measure, scaling, at_target)),
+        judgement=judge(measure, *(pooled(measure, each, at_target) for each in (scaling, baseline))),
         other=versus(other, at_target),
         short=short,
         at_short={each: found for each, found in costs.items() if found is not None},

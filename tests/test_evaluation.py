@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import re
@@ -187,6 +188,33 @@ def test_a_head_on_another_device() -> None:
 
 
 # Opening
+
+
+@pytest.mark.parametrize("family", ["bloom", "llama"])
+def test_weights_are_hashed_once_at_most(
+    pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Those in the Hub's cache, whose files are links to their digests; a local model's are not."""
+    source = shutil.copytree(pristine(family), tmp_path / "source")
+    weights, blobs = source / "model.safetensors", tmp_path / "blobs"
+    blobs.mkdir()
+    blob = blobs / hashlib.sha256(weights.read_bytes()).hexdigest()
+    weights.rename(blob)
+    weights.symlink_to(blob)
+    hashed: list[Path] = []
+
+    def compared(path: Path, wanted: str | None, *_: Any, **__: Any) -> None:
+        if wanted == blob.name:
+            hashed.append(path)
+
+    monkeypatch.setattr("converter.source.source.check_digest", compared)
+    monkeypatch.setattr("converter.weights.transfer.check_digest", compared)
+    monkeypatch.setattr("converter.evaluation.subject.sha256", Mock(side_effect=AssertionError))
+    with open_subject(source, CPU) as subject:
+        assert subject.baseline == UNSCALED
+        for factor in (1.0, 2.0, 4.0):
+            subject.scaled(Scaling("ntk", factor))
+    assert hashed == [weights]
 
 
 def test_the_source_s_code_is_not_run(make_source: MakeSource) -> None:

@@ -32,7 +32,7 @@ from evidence_design import (
     dynamic,
 )
 
-from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Comparison, Measurement, Results
+from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results
 from converter.evaluation.statistics import compare
 from converter.scaling.scaling import short_names
 from converter.scaling.slopes import NATS
@@ -110,8 +110,8 @@ def _rows(results: Results, name: str) -> Iterator[list[str]]:
 
 
 def cell(each: Measurement, unscaled: Measurement) -> str:
-    pair = compare(each.metric, each.scores, unscaled.scores)
-    star = "*" if each.scaling != NONE and pair.p < SIGNIFICANT else ""
+    pair = each.comparison or compare(each.metric, each.scores, unscaled.scores)
+    star = "*" if each.scaling != NONE and pair.significant else ""
     return (f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.1f}") + star
 
 
@@ -179,11 +179,12 @@ def pairs(results: Results) -> str:
 def compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> str:
     """How two scalings differ, given the scores of each model."""
     found = _difference(metric, ours, theirs)
-    change = (
-        f"{100 * found.difference - 100:+.2f} %"
-        if metric == PERPLEXITY
-        else f"+{found.better} -{found.worse}"
-    )
+    if metric == PERPLEXITY:
+        change = f"{100 * found.difference - 100:+.2f} %"
+    elif len(ours) == 1:  # a prompt is right or wrong
+        change = f"+{found.better} -{found.worse}"
+    else:
+        change = f"{100 * found.difference:+.1f} points"
     return f"{change}, p = {found.p:.1g}"
 
 

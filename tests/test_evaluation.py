@@ -476,6 +476,22 @@ def test_results_survive_their_json(results: Results, known_words: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("better", "worse", "p", "shows"), [(9, 1, 0.02, "gain"), (1, 9, 0.02, "loss"), (9, 1, 0.06, "nothing")]
+)
+def test_older_results_tell_what_a_sign_test_showed(
+    results: Results, better: int, worse: int, p: float, shows: str
+) -> None:
+    value = json.loads(json.dumps(results.to_json()))
+    older = value["measurements"][-1]["comparison"]
+    older |= {"better": better, "worse": worse, "p": p}
+    del older["shows"]
+    last = Results.from_json(value).measurements[-1].comparison
+    assert last is not None
+    assert last.shows == shows
+    assert last.significant == (p < 0.05)
+
+
+@pytest.mark.parametrize(
     ("place", "content"),
     [
         (("format",), 7),
@@ -485,6 +501,7 @@ def test_results_survive_their_json(results: Results, known_words: Path) -> None
         (("measurements", 0, "metric"), "luck"),
         (("measurements", 0, "scores"), ["x"]),
         (("measurements", 7, "comparison"), {}),
+        (("measurements", 7, "comparison", "shows"), "luck"),
         (("models",), []),
         (("models",), {"tiny-bloom": 7}),
         (("models",), {"tiny-bloom": {"train_length": "256"}}),
@@ -603,6 +620,8 @@ def test_tables_of_any_lengths_fit_80_columns(
         ("accuracy", [1.0] * 8, [1.0] * 8, ")?", "cannot tell"),
         ("accuracy", [1.0] * 80, [1.0] * 80, ")", "does not help"),
         (PERPLEXITY, [2.0, 2.1], [2.1, 2.2], ")?", "cannot tell"),
+        (PERPLEXITY, [2.0, 2.1, 2.0] * 3, [2.1, 2.3, 2.2] * 3, ")?", "cannot tell"),
+        (PERPLEXITY, [2.0, 2.1, 2.0] * 4, [2.1, 2.3, 2.2] * 4, ")*", "helps"),
         (PERPLEXITY, [2.0] * 8, [2.0] * 8, "(the same)", "cannot tell"),
     ],
 )

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
 
 from converter.errors import NoGain, UsageError
 from converter.evaluation.losses import pieces
@@ -18,7 +16,7 @@ from converter.evaluation.results import FEWEST, SIGNIFICANT, WORTH_RATIO, Verdi
 from converter.evaluation.runner import Hardware
 from converter.evaluation.samples import Answered, Prompts, Samples, Windows
 from converter.evaluation.scalings import ladder
-from converter.evaluation.statistics import items_to_show, t_interval
+from converter.evaluation.statistics import items_to_show, permutation_p, t_interval
 from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.task import Item, Task
 from converter.evaluation.trainable import Batch, row_losses
@@ -195,7 +193,8 @@ def judged(name: str, batches: Sequence[Batch], before: Sequence[float], after: 
     stock, fitted = float(np.mean(before)), float(np.mean(after))
     falls = np.subtract(before, after)
     gains = np.exp(np.negative(after)) - np.exp(np.negative(before)) if name == "prompts" else falls
-    mean, p = float(np.mean(gains)), _p(gains)
+    # Where a change is not a number, no test is needed.
+    mean, p = float(np.mean(gains)), permutation_p(gains) if np.isfinite(gains).all() else 1.0
     harms = not fitted < math.inf or (p < SIGNIFICANT and mean < 0)
     small = len(gains) >= FEWEST and (t_interval(gains)[1] < SMALL or not gains.any())
     verdict: Verdict = "does not help" if harms or small else "cannot tell"
@@ -215,16 +214,6 @@ def judged(name: str, batches: Sequence[Batch], before: Sequence[float], after: 
         needed=max(needed, len(gains) + 1) if verdict == "cannot tell" else needed,
         harms=harms,
     )
-
-
-def _p(changes: NDArray[np.float64]) -> float:
-    """Of the permutation test: exact for up to 13 changes, from 9999 draws for more."""
-    if not np.isfinite(changes).all():
-        return 1.0  # no test is needed then
-    test = stats.permutation_test(
-        (changes,), np.mean, permutation_type="samples", vectorized=True, random_state=0
-    )
-    return float(test.pvalue)
 
 
 def check_gain(found: Sequence[Judged], how: str) -> None:

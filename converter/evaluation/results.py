@@ -27,12 +27,15 @@ WORTH, WORTH_RATIO = 0.1, 0.98
 """The gain that is worth a scaling: in the mean score, and as a ratio of perplexities."""
 FEWEST = 6
 """Items that must all get better for p < 0.05; fewer show nothing."""
+FEWEST_WINDOWS = 10
+"""Windows below which a mean loss shows nothing: the few that lose most may all be missing."""
 WIDTH = 80
 """Columns of a terminal that tables fit into."""
 Labels = Mapping[tuple[str, str], str]
 """Model and full name of the scaling -> a short name for both."""
 Metric = Literal["accuracy", "f1", "score", "ndcg@10", "perplexity"]
 Verdict = Literal["helps", "does not help", "cannot tell"]
+Shown = Literal["gain", "loss", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -48,33 +51,38 @@ class Comparison:
     worse: int
     """Items that got better or worse."""
     p: float
-    """The p value of an exact two-sided sign test; for accuracies, this is McNemar's test."""
+    """Of the test that ``statistics.compare`` chose."""
+    shows: Shown
+    """What is more than chance: a gain, a loss, or nothing."""
 
     @property
     def significant(self) -> bool:
-        """Whether the difference is statistically significant (p < 0.05)."""
-        return self.p < SIGNIFICANT
+        """Whether the difference is statistically significant."""
+        return self.shows != "nothing"
 
     @property
     def gains(self) -> bool:
-        """Whether significantly more items got better than worse."""
-        return self.significant and self.better > self.worse
+        """Whether it is significantly better."""
+        return self.shows == "gain"
 
     @property
     def loses(self) -> bool:
-        """Whether significantly more items got worse than better."""
-        return self.significant and self.worse > self.better
+        """Whether it is significantly worse."""
+        return self.shows == "loss"
 
     def verdict(self, metric: str, items: int) -> Verdict:
         """What it shows, as a comparison of so many items with no scaling.
 
-        The scaling helps if significantly more items got better than worse. It does not help if significantly
-        more got worse, or if the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
+        The scaling helps if it is significantly better. It does not help if it is significantly worse, or if
+        the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
         """
         if self.gains:
             return "helps"
-        small = self.low > WORTH_RATIO if metric == PERPLEXITY else self.high < WORTH
-        return "does not help" if self.loses or (small and items >= FEWEST) else "cannot tell"
+        if metric == PERPLEXITY:
+            small, fewest = self.low > WORTH_RATIO, FEWEST_WINDOWS
+        else:
+            small, fewest = self.high < WORTH, FEWEST
+        return "does not help" if self.loses or (small and items >= fewest) else "cannot tell"
 
 
 @dataclass(frozen=True)
@@ -180,7 +188,7 @@ class Results:
 
         Scores are in per cent. A cell has the value and, in brackets, a 95 % confidence interval: in the
         first row of the value, in the others of the difference from the first row on the same items (for
-        perplexity, the ratio). ``*`` marks a significant one (p < 0.05), and ``?`` too few items to tell.
+        perplexity, the ratio). ``*`` marks a significant one, and ``?`` too few items to tell.
         Lengths for which ``WIDTH`` has no room are in further tables below.
         """
         labels = self.labels() if labels is None else labels
@@ -223,9 +231,9 @@ class Results:
             parts += [title, "", self.table(task, own), ""]
         if any(each.comparison for each in self.measurements):
             parts += ["In brackets: 95 % interval; after row 1, of the difference from it (x: ratio)", ""]
-        if any(each.comparison and each.comparison.significant for each in self.measurements):
-            parts += ["* differs from the first row on the same items (sign test, p < 0.05)", ""]
-        if any(_open(each) for each in self.measurements):
+        if any(_mark(each) == "*" for each in self.measurements):
+            parts += ["* differs from the first row on the same items (p < 0.05)", ""]
+        if any(_mark(each) == "?" for each in self.measurements):
             gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
             parts += [f"? too few items to tell a gain of {gain}", ""]
         notes = self._doubts()
@@ -285,16 +293,19 @@ def _cell(each: Measurement) -> str:
     unit = 1 if each.metric == PERPLEXITY else 100
     value, low, high = (text(unit * number) for number in (each.value, each.low, each.high))
     if each.comparison is not None:
-        mark = "*" if each.comparison.significant else "?" if _open(each) else ""
-        return f"{value} ({difference_text(each.metric, each.comparison)[1]}){mark}"
+        return f"{value} ({difference_text(each.metric, each.comparison)[1]}){_mark(each)}"
     return f"{value} ({low} to {high})" if each.items > 1 else value
 
 
-def _open(each: Measurement) -> bool:
-    """Whether the items cannot tell; equal losses of all tokens leave no question."""
+def _mark(each: Measurement) -> str:
+    """What the difference shows: ``*`` if it is significant, ``?`` if the items cannot tell."""
     found = each.comparison
-    same = each.metric == PERPLEXITY and found is not None and not found.better + found.worse
-    return each.verdict == "cannot tell" and not same
+    if found is None:
+        return ""
+    if found.significant:
+        return "*"
+    same = each.metric == PERPLEXITY and not found.better + found.worse  # leaves no question
+    return "?" if each.verdict == "cannot tell" and not same else ""
 
 
 def difference_text(measure: str, found: Comparison) -> tuple[str, str]:
@@ -356,11 +367,19 @@ def _measurement(value: Mapping[str, Any]) -> Measurement:
         if versus is None
         else Comparison(
             **_interval(versus, "difference"),
-            better=int(versus["better"]),
-            worse=int(versus["worse"]),
-            p=float(versus["p"]),
+            **_test(versus),
         ),
     )
+
+
+def _test(versus: Mapping[str, Any]) -> dict[str, Any]:
+    """What a comparison's test found; files of older versions have a sign test, without what it shows."""
+    better, worse, p = int(versus["better"]), int(versus["worse"]), float(versus["p"])
+    more: Shown = "gain" if better > worse else "loss"
+    shows = versus.get("shows", more if p < SIGNIFICANT else "nothing")
+    if shows not in get_args(Shown):
+        raise ValueError(f"shows {shows!r}")
+    return {"better": better, "worse": worse, "p": p, "shows": shows}
 
 
 def _interval(value: Mapping[str, Any], name: str) -> dict[str, Any]:

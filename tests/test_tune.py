@@ -25,7 +25,15 @@ from converter import evaluate, make_task, tune
 from converter.cli import report
 from converter.evaluation.results import WORTH, Measurement, Results
 from converter.evaluation.scalings import candidates, command, ladder
-from converter.evaluation.statistics import compare, judge, paired_interval, permutation_p
+from converter.evaluation.statistics import (
+    chance_to_show,
+    compare,
+    judge,
+    paired_interval,
+    permutation_p,
+    promise,
+    prompts_to_show,
+)
 from converter.evaluation.tune import Choice, Tuning
 from converter.model.open import SourceOptions, open_model
 from converter.scaling.scaling import UNSCALED, Scaling
@@ -177,6 +185,31 @@ def test_verdicts(measure: str, scores: tuple[list[float], list[float]], verdict
     assert found.needed > found.items
 
 
+@pytest.mark.parametrize(
+    ("better", "worse", "size"),
+    [(0.1, 0.0, 78), (0.2, 0.0, 39), (0.3, 0.0, 25), (0.15, 0.05, 168), (0.3, 0.1, 84), (0.45, 0.15, 56)],
+)
+def test_how_many_prompts_show_a_gain(better: float, worse: float, size: int) -> None:
+    """The fewest that do so in four of five trials, by enumeration of all samples."""
+    assert prompts_to_show(better, worse) == size
+    for items, enough in ((size, True), (size - 1, False)):
+        up, down = np.triu_indices(items + 1)
+        up, down = up, items - down
+        p = 2 * stats.binom.cdf(down, up + down, 0.5)
+        samples = np.stack([up, down, items - up - down], axis=1)
+        chances = stats.multinomial.pmf(samples, items, (better, worse, 1 - better - worse))
+        power = chances[(p < 0.05) & (up > down)].sum()
+        assert (power >= 0.8) == enough
+        assert chance_to_show(items, better, worse) == pytest.approx(power, abs=1e-6)
+
+
+@pytest.mark.parametrize(("items", "gain"), [(300, 0.1), (20_000, 0.0125)])
+def test_items_that_all_differ_are_judged_too(items: int, gain: float) -> None:
+    found = judge("retrieval", *right(items // 2, items // 2, 0))
+    assert found.gain == gain
+    assert found.needed > items
+
+
 def test_as_many_prompts_as_are_named_show_the_gain() -> None:
     """In four of five trials, where as many prompts differ as the interval allows."""
     found = judge("retrieval", *right(2, 2, 36))
@@ -236,6 +269,14 @@ def test_a_lost_window_is_worse_and_its_perplexity_infinite() -> None:
     assert (found.better, found.worse, found.difference) == (9, 1, math.inf)
     both = compare("perplexity", [math.nan, 1.0], [math.inf, 2.0])
     assert (both.better, both.worse) == (1, 0)
+
+
+@pytest.mark.parametrize(("items", "shown"), [(6, 6), (10, 7), (50, 8), (1000, 8)])
+def test_what_is_promised_beforehand_is_shown(items: int, shown: int) -> None:
+    assert promise(items, "prompts") == f"{items} prompts, which can show that {shown} of them get better"
+    for count, enough in ((shown, True), (shown - 1, False)):
+        better = np.random.default_rng(0).binomial(items, count / items, 20_000)
+        assert (np.mean(2 * stats.binom.cdf(0, better, 0.5) < 0.05) >= 0.8) == enough
 
 
 # What is printed
@@ -335,6 +376,7 @@ def test_one_half_chooses_and_the_other_judges(run: RunCli, prompts: Path, tmp_p
     found = run("tune", EXAMPLE, *words, "--out", out)
     assert found.code == 0, found.err
     assert "measuring 12 scalings takes about " in found.err
+    assert "kept back to judge by: 4 prompts or queries, too few to show anything" in found.err
     written = json.loads((out / "tuning.json").read_text())
     curve = Results.from_json(json.loads((out / "results.json").read_text()))
     assert curve.settings["items"] == 8
@@ -379,7 +421,10 @@ def test_a_text_alone_means_perplexity(pristine: Pristine, tmp_path: Path) -> No
         ("perplexity", 64, 4)
     }
     assert result.candidates.measurements[-1].scaling.startswith("fitted")
-    assert len(said) == 1
+    assert len(said) == 2
+    assert said[1] == (
+        "kept back to judge by: 4 windows, too few to tell: give text for 20, of which half judge"
+    )
 
 
 def test_tasks_that_the_model_cannot_do_tell_nothing(run: RunCli, pristine: Pristine, tmp_path: Path) -> None:

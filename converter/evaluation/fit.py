@@ -18,7 +18,7 @@ from converter.evaluation.held_out import ITEMS, Judged, check_gain, judge, judg
 from converter.evaluation.results import finite
 from converter.evaluation.runner import AUTO, Hardware, choose, free_memory
 from converter.evaluation.samples import Samples
-from converter.evaluation.statistics import fewest_shown
+from converter.evaluation.statistics import promise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask, Task
 from converter.evaluation.trainable import TrainableAlibi, memory
@@ -246,10 +246,7 @@ def _announcement(subject: Subject, form: Scaling, samples: Sequence[Samples], t
 def _promise(samples: Sequence[Samples], trained: int, *, static: bool) -> str:
     """What judges, and what gain it can show."""
     parts = judging(samples, trained, static=static)
-    shown = (
-        f"{len(items)} {ITEMS[each.name]}, which can show that {fewest_shown(len(items))} of them get better"
-        for each, items in parts[: len(samples)]
-    )
+    shown = (promise(len(items), ITEMS[each.name]) for each, items in parts[: len(samples)])
     harm = sum(len(items) for _, items in parts[len(samples) :])
     more = f"; {harm} within the trained length, which can show harm" if harm else ""
     return f"kept back to judge by: {', '.join(shown)}{more}"

@@ -31,7 +31,8 @@ ROUNDING = 1e-12
 """Relative difference of sums that is rounding: equal changes, added in another order, are equal."""
 POWER = 0.8
 """The chance that ``needed`` items show the gain."""
-MOST_DIFFERING = 20_000
+IGNORED = 1e-9
+"""Chance of the numbers of differing prompts at each end that ``chance_to_show`` leaves out."""
 
 Interval = tuple[float, float]
 QUANTILES = float(stats.norm.isf((1 - CONFIDENCE) / 2) + stats.norm.ppf(POWER))
@@ -153,12 +154,51 @@ def items_to_show(spread: float, gain: float) -> int:
     return FEWEST + math.ceil((QUANTILES * spread / gain) ** 2)
 
 
-def fewest_shown(items: int) -> int:
+def fewest_shown(items: int) -> int | None:
     """How many items must get better, while the others stay, to show it in ``POWER`` of all trials.
 
-    This solves ``items_to_show`` for the share that gets better.
+    Each gets better with the same chance, and ``FEWEST`` must. None for fewer items than that.
     """
-    return math.ceil(items / (1 + (items - FEWEST) / QUANTILES**2))
+    counts = range(FEWEST, items + 1)
+    return next((each for each in counts if stats.binom.sf(FEWEST - 1, items, each / items) >= POWER), None)
+
+
+def promise(items: int, what: str) -> str:
+    """What so many items can show, in words; ``what`` they are."""
+    shown = fewest_shown(items)
+    if shown is None:
+        return f"{items} {what}, too few to show anything"
+    return f"{items} {what}, which can show that {shown} of them get better"
+
+
+def prompts_to_show(better: float, worse: float) -> int:
+    """The fewest prompts with which the sign test shows a gain in ``POWER`` of all trials.
+
+    A prompt gets better with the chance ``better``, and worse with the smaller one ``worse``.
+    """
+    low, high = 0, FEWEST
+    while chance_to_show(high, better, worse) < POWER:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if chance_to_show(middle, better, worse) < POWER:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def chance_to_show(items: int, better: float, worse: float) -> float:
+    """The chance that the sign test of so many prompts shows a gain; see ``prompts_to_show``.
+
+    How many prompts differ is random too: this is the sum over their number.
+    """
+    share = better + worse
+    fewest, most = stats.binom.ppf((IGNORED, 1 - IGNORED), items, share)
+    differing = np.arange(fewest, most + 1)
+    critical = stats.binom.isf((1 - CONFIDENCE) / 2, differing, 0.5)
+    shown = stats.binom.sf(critical, differing, better / share)
+    return float(stats.binom.pmf(differing, items, share) @ shown)
 
 
 def t_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
@@ -175,15 +215,13 @@ def _needed(metric: str, differences: NDArray[np.float64], gain: float) -> int:
     count = len(differences)
     if metric != PERPLEXITY and _right_or_wrong(differences):
         share = max(gain, _clopper_pearson(int((differences != 0).sum()), count)[1])
-        sizes = np.arange(1, MOST_DIFFERING)
-        critical = stats.binom.isf((1 - CONFIDENCE) / 2, sizes, 0.5)
-        enough = stats.binom.sf(critical, sizes, (1 + gain / share) / 2) >= POWER
-        return math.ceil((int(sizes[enough][0]) if enough.any() else MOST_DIFFERING) / share)
+        return prompts_to_show((share + gain) / 2, (share - gain) / 2)
     spread = float(np.std(differences, ddof=1)) if count > 1 and np.isfinite(differences).all() else 0.0
+    fewest = FEWEST_WINDOWS if metric == PERPLEXITY else FEWEST
     if spread == 0:
-        return max(FEWEST, 2 * count)
+        return max(fewest, 2 * count)
     size = -math.log(1 - gain) if metric == PERPLEXITY else gain
-    return items_to_show(spread, size)
+    return max(fewest, items_to_show(spread, size))
 
 
 def _right_or_wrong(differences: NDArray[np.float64]) -> bool:

@@ -18,10 +18,18 @@ import numpy as np
 from converter.errors import UsageError
 from converter.evaluation.evaluate import compared, run_settings
 from converter.evaluation.exam import Exam
-from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results, Verdict, finite
+from converter.evaluation.results import (
+    FEWEST_WINDOWS,
+    PERPLEXITY,
+    Comparison,
+    Measurement,
+    Results,
+    Verdict,
+    finite,
+)
 from converter.evaluation.runner import choose
 from converter.evaluation.scalings import candidates, command, ladder
-from converter.evaluation.statistics import Judgement, compare, judge
+from converter.evaluation.statistics import Judgement, compare, judge, promise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask, make_tasks
 from converter.paths import listed
@@ -139,7 +147,8 @@ def tune(
         slopes: a file of fitted slopes, one more candidate. What they were fitted to must not be in ``tasks``
             and ``text``.
         seed, device, dtype, batch_size, progress: as for ``evaluate``.
-        say: called with a line about how much is measured and how long it takes, before it starts.
+        say: called before it starts, with a line about how much is measured and how long it takes, and one
+            about what judges, and what gain it can show.
         source: see ``SourceOptions``.
 
     Raises:
@@ -166,6 +175,7 @@ def tune(
         finalists = 1 + bool(exam.tasks) + bool(exam.windows.size)
         work = choosing.tokens * len(scalings) + judging.tokens * finalists
         say(_announcement(subject, choosing, len(scalings), work))
+        say(_promise(judging))
         named = {scaling: short_names(map(str, scalings))[str(scaling)] for scaling in scalings}
         with token_bar(named[baseline], work, show=progress) as bar:
             stock = judging.measure(subject, baseline, bar, first=True)
@@ -237,6 +247,17 @@ def _announcement(subject: Subject, exam: Exam, scalings: int, work: int) -> str
     first.measure(subject, subject.baseline)
     minutes = work / first.tokens * (time.monotonic() - started) / 60
     return f"measuring {scalings} scalings takes about {minutes:.1f} minutes; fewer items take less"
+
+
+def _promise(judging: Exam) -> str:
+    """What judges at the target, and what gain it can show."""
+    last = judging.at_longest()
+    asked = sum(len(found) for by_length in last.material.values() for found in by_length.values())
+    parts = [promise(asked, "prompts or queries")] if asked else []
+    if windows := len(last.windows):
+        few = f", too few to tell: give text for {2 * FEWEST_WINDOWS}, of which half judge"
+        parts.append(f"{windows} windows" + few * (windows < FEWEST_WINDOWS))
+    return f"kept back to judge by: {'; '.join(parts)}"
 
 
 def _run(

@@ -680,6 +680,30 @@ def test_a_model_that_fails_without_scaling_is_named() -> None:
     assert "Unscaled" not in Results(found[2:], {"unable": {"train_length": 32}}).report()
 
 
+@pytest.mark.parametrize(
+    ("loss", "length", "scaling", "read"),
+    [
+        (math.log(100) + 0.49, 64, "none", True),
+        (math.log(100) + 0.51, 64, "none", False),
+        (math.log(100) + 0.51, 65, "none", True),  # beyond the trained length, that is what scaling is for
+        (math.log(100) + 0.51, 64, "ntk, factor 4", True),
+        (math.nan, 64, "none", False),
+    ],
+)
+def test_a_text_that_is_read_worse_than_by_guessing_is_named(
+    loss: float, length: int, scaling: str, read: bool
+) -> None:
+    found = [measured(scaling, PERPLEXITY, [loss] * 4, length=length)]
+    text = Results(found, {"m": {"train_length": 64, "vocabulary": 100}}).report()
+    assert ("Unscaled, m reads the text worse than guessing: a perplexity of" in text) != read
+    assert "worse than guessing" not in Results(found, {"m": {"train_length": 64}}).report()
+
+
+def test_a_trained_model_reads_random_words_worse_than_by_guessing(results: Results) -> None:
+    assert "tiny-bloom reads the text worse than guessing" in results.report()
+    assert results.models["tiny-bloom"]["vocabulary"] == 742
+
+
 # The command
 
 

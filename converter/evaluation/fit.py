@@ -14,7 +14,16 @@ from converter.bytesize import bytes_text
 from converter.errors import UsageError
 from converter.evaluation.descent import End, Look, descend
 from converter.evaluation.evaluate import run_settings
-from converter.evaluation.held_out import ITEMS, Judged, check_gain, judge, judging, rows_of, samples_of
+from converter.evaluation.held_out import (
+    ITEMS,
+    Judged,
+    check_gain,
+    check_text,
+    judge,
+    judging,
+    rows_of,
+    samples_of,
+)
 from converter.evaluation.results import finite
 from converter.evaluation.runner import AUTO, Hardware, choose, free_memory
 from converter.evaluation.samples import Samples
@@ -126,7 +135,8 @@ def fit(
 
     Raises:
         NoGain: nothing that was fitted is better than the stock slopes.
-        UsageError: neither text nor prompts, or too little of them; the target is not above the trained
+        UsageError: neither text nor prompts, too little of them, or text that the model does not understand;
+            the target is not above the trained
             length; a form or model that cannot be fitted; not enough memory.
         SourceError, UnsupportedModel, VerificationError: see ``evaluate``.
         KeyboardInterrupt: Ctrl-C before there was anything better.
@@ -166,6 +176,7 @@ def fit(
         static = static or (dynamic is None and not subject.model.decoder)
         form = _starting_form(subject, trained, target_length if static else None, shared, temperatures)
         samples = samples_of(subject, files, asked, form, trained, target_length, seed)
+        check_text(subject, samples, trained)
         say(_announcement(subject, form, samples, target_length))
         say(_promise(samples, trained, static=static))
         with step_bar("fitting", steps, show=progress) as advance:

@@ -12,7 +12,7 @@ import numpy as np
 
 from converter.errors import NoGain, UsageError
 from converter.evaluation.losses import pieces
-from converter.evaluation.results import FEWEST, SIGNIFICANT, WORTH_RATIO, Verdict
+from converter.evaluation.results import FEWEST, SIGNIFICANT, WORSE_THAN_GUESSING, WORTH_RATIO, Verdict
 from converter.evaluation.runner import Hardware
 from converter.evaluation.samples import Answered, Prompts, Samples, Windows
 from converter.evaluation.scalings import ladder
@@ -175,6 +175,24 @@ def judging(samples: Sequence[Samples], trained: int, *, static: bool) -> list[t
             far.append((each, each.judging))
             near += [(each, pieces(each.judging, trained))] if static else []
     return far + near
+
+
+def check_text(subject: Subject, samples: Sequence[Samples], trained: int) -> None:
+    """Raises ``UsageError`` for a text that the model reads worse than guessing, within the trained length.
+
+    Slopes would be fitted to whatever confuses it least.
+    """
+    model = subject.scaled(subject.baseline)
+    guessing = math.log(model.config.vocab_size)
+    for each in samples:
+        if isinstance(each, Windows):
+            loss = float(np.mean(row_losses(model, each.kept(pieces(each.stopping, trained)))))
+            if loss > guessing + WORSE_THAN_GUESSING:
+                raise UsageError(
+                    f"{subject.model.name} does not understand `text`: its loss is {loss:.1f} nats a token "
+                    f"at {trained} tokens, and guessing would give {guessing:.1f}; give text of the kind "
+                    "that it was trained on"
+                )
 
 
 def judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, trained: int) -> list[Judged]:

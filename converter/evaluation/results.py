@@ -23,6 +23,8 @@ OTHER_CODE = "other"
 """Recorded of a converted repository whose code is not this version's, with which it is measured."""
 FAILS = 0.1
 """Mean score below which a model counts as unable to do a task."""
+WORSE_THAN_GUESSING = 0.5
+"""Nats per token above the loss of guessing, ln of the vocabulary, from which a model cannot read a text."""
 WORTH, WORTH_RATIO = 0.1, 0.98
 """The gain that is worth a scaling: in the mean score, and as a ratio of perplexities."""
 FEWEST = 6
@@ -236,7 +238,7 @@ class Results:
         if any(_mark(each) == "?" for each in self.measurements):
             gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
             parts += [f"? too few items to tell a gain of {gain}", ""]
-        notes = self._doubts()
+        notes = [*self._doubts(), *self._unread()]
         for name, model in self.models.items():
             if model.get("code") == OTHER_CODE:
                 notes.append(
@@ -251,6 +253,26 @@ class Results:
         parts += [line for note in notes for line in (note, "")]
         named = legend(own) if labels is None else ""
         return "\n".join([*parts, named] if named else parts[:-1])
+
+    def _unread(self) -> list[str]:
+        """A warning for each model that, unscaled and within its length, reads a text worse than guessing."""
+        shortest: dict[str, Measurement] = {}
+        for each in sorted(self.measurements, key=lambda each: each.length):
+            if each.scaling == "none" and each.metric == PERPLEXITY:
+                shortest.setdefault(each.model, each)
+        notes = []
+        for name, each in shortest.items():
+            about = self.models.get(name, {})
+            trained, vocabulary = about.get("train_length"), about.get("vocabulary")
+            within = trained is None or each.length <= trained
+            if within and vocabulary and each.value > vocabulary * math.exp(WORSE_THAN_GUESSING):
+                notes.append(
+                    f"Unscaled, {name} reads the text worse than guessing: a perplexity of "
+                    f"{perplexity_text(each.value)} at {each.length} tokens, with {vocabulary} different "
+                    "tokens. It tells nothing about how scaling affects it; measure a text of the kind that "
+                    "it was trained on."
+                )
+        return notes
 
     def _doubts(self) -> list[str]:
         """A warning for each model that fails at tasks without scaling, at a length that needs none."""

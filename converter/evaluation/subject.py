@@ -232,6 +232,7 @@ def about(model: Model) -> dict[str, Any]:
         "train_length": model.trained.tokens,
         "heads": model.geometry.num_heads,
         "layers": model.geometry.num_layers,
+        "vocabulary": model.config.get("vocab_size"),
         **({"set": dict(model.overrides)} if model.overrides else {}),
     }
 

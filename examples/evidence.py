@@ -38,7 +38,7 @@ from evidence_design import (
 )
 from evidence_fits import POSITION
 from evidence_measure import MODELS_FOLDER, ROOT, Run, Study, compare_again, read
-from evidence_tables import TABLES, as_csv, with_tables
+from evidence_tables import LATE, TABLES, as_csv, with_tables
 from matplotlib.figure import Figure
 
 from converter.evaluation.results import PERPLEXITY, Results
@@ -54,7 +54,7 @@ DOCUMENTS = (
 )
 PICTURES = {
     "evidence-lines.png": (Model("lines", 8, 0), "prompts"),
-    "evidence-text.png": (Model("text", 8, 0), PERPLEXITY),
+    "evidence-text.png": (LATE, PERPLEXITY),
 }
 """File in docs/images -> the model and the task that it shows."""
 DRAWN = (NONE, NTK, dynamic("position", 1), BY_PARTS)

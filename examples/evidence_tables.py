@@ -41,6 +41,8 @@ IN_SUMMARY = (NONE, BY_PARTS, LINEAR, NTK, dynamic("length", 1), dynamic("positi
 """Scalings in the summary table."""
 OF_ALL = tuple(scaling for scaling in SCALINGS if scaling not in (SMALL_NTK, PUBLISHED))
 """Scalings that every model gets."""
+LATE = Model("text", 8, 0)
+"""The model whose loss by position is kept."""
 PAIRS = (
     (BY_PARTS, dynamic("position", 1)),
     (STATIC_BY_PARTS, NTK),
@@ -215,6 +217,35 @@ def temperatures(results: Results) -> str:
     return markdown(["models", "seeds", "length", "none", "C = 0", *TEMPERED], rows)
 
 
+def late(results: Results) -> str:
+    """The perplexity of the one model whose loss by position is kept: of windows and their last quarters."""
+    rows, lengths = [], [multiple * TRAINED_LENGTH for multiple in MULTIPLES[1:]]
+    named = short(OF_ALL)
+    for scaling in OF_ALL:
+        found = [_get(results, LATE.name, scaling, length) for length in lengths]
+        cells = [(_mean([each]), late_change(results, scaling, each.length)) for each in found]
+        rows.append([named[scaling], *(cell for pair in cells for cell in pair)])
+    head = [f"{multiple}x{part}" for multiple in MULTIPLES[1:] for part in ("", ", last quarter")]
+    return markdown([f"perplexity of {LATE.name}", *head], rows)
+
+
+def late_change(results: Results, scaling: str, length: int) -> str:
+    """The perplexity in the last quarter of that model's windows, or its change from none in per cent."""
+    ours, unscaled = (_get(results, LATE.name, each, length).late for each in (scaling, NONE))
+    assert ours is not None
+    assert unscaled is not None
+    return f"{unscaled:.3f}" if scaling == NONE else f"{100 * ours / unscaled - 100:+.1f} %"
+
+
+def summary(results: Results) -> str:
+    """The means at some lengths and, of one model, the last quarter of the longest windows."""
+    longest = LENGTHS[-1]
+    head, line, *lines = means(results, IN_SUMMARY, (1, 4, 8)).splitlines()
+    cells = [late_change(results, scaling, longest) for scaling in IN_SUMMARY]
+    more = [f"{LATE.name}, last quarter of {longest // TRAINED_LENGTH}x", "---", *cells]
+    return "".join(f"{row} {cell} |\n" for row, cell in zip([head, line, *lines], more, strict=True))
+
+
 def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -> str:
     """Means over all models: right answers in per cent, and perplexity or its change in per cent."""
     rows = []
@@ -260,7 +291,8 @@ def _from(study: str, table: Callable[[Results], str]) -> Callable[[Mapping[str,
 
 TABLES: dict[str, Callable[[Mapping[str, Results]], str]] = {
     "trained": _from("results", trained),
-    "summary": _from("results", partial(means, scalings=IN_SUMMARY, multiples=(1, 4, 8))),
+    "summary": _from("results", summary),
+    "late": _from("results", late),
     "means": _from("results", partial(means, scalings=OF_ALL, multiples=MULTIPLES)),
     "pairs": _from("results", pairs),
     "tiny-bloom": _from("results", partial(of_one, model=MODELS[0])),

@@ -561,6 +561,23 @@ def test_the_table_has_every_value(results: Results) -> None:
     assert len(re.findall(rf"\d \({ratio}\)", results.table("perplexity"))) == 2
 
 
+def test_the_last_quarter_of_a_window_has_a_table_of_its_own(results: Results) -> None:
+    """Its perplexity, and the ratio to the first row's."""
+    found = [each for each in results.measurements if each.task == PERPLEXITY and each.length == 40]
+    late = []
+    for each in found:
+        parts = [part for part in each.positions if part.start >= 30]
+        assert (parts[0].start, parts[-1].end) == (30, 40)
+        late.append(math.exp(sum(part.loss * (part.end - part.start) for part in parts) / 10))
+    assert [each.late for each in found] == pytest.approx(late)
+    text = results.report().split("In the last quarter of each window:")[1]
+    rows = [re.split(r"\s*\|\s*", line)[1:-1] for line in text.strip().splitlines()[:4]]
+    assert [rows[0], rows[2][0], rows[3][0]] == [["scaling", "20", "40"], "none", "linear, factor 4"]
+    assert float(rows[2][2]) == pytest.approx(late[0], rel=1e-2)
+    assert re.search(r"\(x (\d+\.\d{3})\)$", rows[3][2])[1] == f"{late[1] / late[0]:.3f}"  # type: ignore[index]
+    assert "last quarter" not in Results([measured("none", PERPLEXITY, [1.0])], {}).report()
+
+
 DEFAULT = str(Scaling("by-parts", dynamic="position", train_length=2048, ramp=(256.0, 1024.0)))
 
 

@@ -17,6 +17,8 @@ FORMAT = 1
 """Version of the JSON file's format; it changes when an old reader would misread the new file."""
 RESULTS = "results.json"
 PERPLEXITY = "perplexity"
+WORST_LOSS = 700.0
+"""Loss in nats above which the perplexity counts as infinite, since it nears the largest float64."""
 SIGNIFICANT = 0.05
 """A difference with a smaller p is marked as significant."""
 OTHER_CODE = "other"
@@ -126,6 +128,16 @@ class Measurement:
     """With the run's first model and scaling; None for that one itself, and if the items differ."""
 
     @property
+    def late(self) -> float | None:
+        """The perplexity in the last quarter of the window; None without the loss by position."""
+        parts = [part for part in self.positions if part.start + part.end > 1.5 * self.length]
+        if not parts:
+            return None
+        widths = [part.end - part.start for part in parts]
+        losses = [part.loss * width for part, width in zip(parts, widths, strict=True)]
+        return exp_of(sum(losses) / sum(widths))
+
+    @property
     def items(self) -> int:
         """The number of prompts, or of the longest windows."""
         return len(self.scores)
@@ -185,20 +197,23 @@ class Results:
         each_once = len({*models}) == len(models)
         return {row: row[0] if each_once else f"{row[0]}: {short[row[1]]}" for row in rows}
 
-    def table(self, task: str, labels: Labels | None = None) -> str:
+    def table(self, task: str, labels: Labels | None = None, *, late: bool = False) -> str:
         """One task as Markdown: a row for each model and scaling, a column for each length.
 
         Scores are in per cent. A cell has the value and, in brackets, a 95 % confidence interval: in the
         first row of the value, in the others of the difference from the first row on the same items (for
         perplexity, the ratio). ``*`` marks a significant one, and ``?`` too few items to tell.
-        Lengths for which ``WIDTH`` has no room are in further tables below.
+        Lengths for which ``WIDTH`` has no room are in further tables below. With ``late``, a cell has the
+        perplexity of the last quarter of the windows and, in brackets, its ratio to the first row's.
         """
         labels = self.labels() if labels is None else labels
-        cells = {
-            (each.model, each.scaling, each.length): _cell(each)
-            for each in self.measurements
-            if each.task == task
-        }
+        found = [each for each in self.measurements if each.task == task]
+        base: dict[int, Measurement] = {}
+        cells = {}
+        for each in found:
+            base.setdefault(each.length, each)
+            cell = _late_cell(each, base[each.length]) if late else _cell(each)
+            cells[each.model, each.scaling, each.length] = cell
         lengths = sorted({length for _, _, length in cells})
         rows = list(dict.fromkeys((model, scaling) for model, scaling, _ in cells))
         head = "scaling" if len({model for model, _ in rows}) == 1 else "model"
@@ -231,6 +246,8 @@ class Results:
                 f"{task}{' of masked tokens' * masked} ({found[0].metric}{unit}; {number} {what} per length)"
             )
             parts += [title, "", self.table(task, own), ""]
+            if any(each.late is not None for each in found):
+                parts += ["In the last quarter of each window:", "", self.table(task, own, late=True), ""]
         if any(each.comparison for each in self.measurements):
             parts += ["In brackets: 95 % interval; after row 1, of the difference from it (x: ratio)", ""]
         if any(_mark(each) == "*" for each in self.measurements):
@@ -319,6 +336,15 @@ def _cell(each: Measurement) -> str:
     return f"{value} ({low} to {high})" if each.items > 1 else value
 
 
+def _late_cell(each: Measurement, first: Measurement) -> str:
+    if each.late is None:
+        return ""
+    value = perplexity_text(each.late)
+    if each.comparison is None or not first.late or not math.isfinite(each.late / first.late):
+        return value
+    return f"{value} (x {_ratio_text(each.late / first.late)})"
+
+
 def _mark(each: Measurement) -> str:
     """What the difference shows: ``*`` if it is significant, ``?`` if the items cannot tell."""
     found = each.comparison
@@ -351,6 +377,11 @@ def perplexity_text(value: float) -> str:
     if value >= 1e5:
         return f"{value:.2g}"
     return f"{value:.3g}" if value < 10 else f"{value:.1f}"
+
+
+def exp_of(loss: float) -> float:
+    """A perplexity; infinite instead of an overflow."""
+    return math.inf if loss > WORST_LOSS else math.exp(loss)
 
 
 def finite(value: Any) -> Any:

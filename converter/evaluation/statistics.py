@@ -20,11 +20,10 @@ from converter.evaluation.results import (
     Comparison,
     Shown,
     Verdict,
+    exp_of,
 )
 
 CONFIDENCE = 0.95
-WORST_LOSS = 700.0
-"""Loss in nats above which the perplexity counts as infinite, since it nears the largest float64."""
 DRAWS, SIGNS_AT_ONCE = 9999, 1 << 20
 """Random signs of a permutation test for all items, and signs in memory at a time."""
 ROUNDING = 1e-12
@@ -264,8 +263,3 @@ def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
     """The mean; NaN, without a warning, if the values hold infinities of both signs."""
     with np.errstate(invalid="ignore"):
         return float(np.mean(values))
-
-
-def exp_of(loss: float) -> float:
-    """A perplexity; infinite instead of an overflow."""
-    return math.inf if loss > WORST_LOSS else math.exp(loss)

@@ -362,6 +362,60 @@ def test_windows_are_the_text_s_tokens(tmp_path: Path) -> None:
     assert read_windows(tokenizer, files, 1000, 3).tolist() == windows[:3].tolist()
 
 
+@pytest.mark.parametrize(
+    ("lines", "blocks"),
+    [
+        ("他们在夜里读书。\n" * 40, 6),  # with line breaks
+        (" " + "他们在夜里读书。" * 40, 6),
+        ("ACGT" * 80, 5),
+        ("ACGT " * 64, 6),
+        ("a " + "ACGT" * 80, 6),
+    ],
+)
+def test_a_text_without_spaces_is_read_in_blocks_too(
+    lines: str, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of about the same size, and not more of them than it takes."""
+    monkeypatch.setattr("converter.texts.BLOCK", 64)
+    (tmp_path / "text").write_text(lines, encoding="utf-8")
+    seen: list[str] = []
+
+    def tokenizer(text: str, **_: Any) -> dict[str, list[int]]:
+        seen.append(text)
+        return {"input_ids": list(map(ord, text))}
+
+    windows = read_windows(tokenizer, [tmp_path / "text"], len(lines), 1)
+    assert "".join(map(chr, windows[0].tolist())) == "".join(seen) == lines
+    assert len([text for text in seen if text]) <= blocks
+    assert max(map(len, seen)) <= 2 * 64
+    seen.clear()
+    read_windows(tokenizer, [tmp_path / "text"], 20, 2)
+    assert len(seen) <= 2  # no more than it takes
+
+
+@pytest.mark.parametrize(
+    ("texts", "count", "said"),
+    [
+        (1, 50, "all 12 windows come from 1 file: parts"),
+        (5, 60, "all 60 windows come from 5 files: parts"),
+        (6, 50, "all 50 windows come from 5 files: parts"),  # the sixth is not read
+        (6, 72, ""),
+        (1, 1, ""),
+    ],
+)
+def test_windows_of_few_files_are_told(texts: int, count: int, said: str, tmp_path: Path) -> None:
+    files = [tmp_path / str(number) for number in range(texts)]
+    for file in files:
+        file.write_text("w " * 120)
+    lines: list[str] = []
+
+    def tokenizer(text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [1] * text.count("w")}
+
+    assert read_windows(tokenizer, files, 10, count, lines.append).shape == (min(count, 12 * texts), 10)
+    assert [line[: len(said)] for line in lines] == ([said] if said else [])
+
+
 # Statistics
 
 

@@ -421,8 +421,9 @@ def test_a_text_alone_means_perplexity(pristine: Pristine, tmp_path: Path) -> No
         ("perplexity", 64, 4)
     }
     assert result.candidates.measurements[-1].scaling.startswith("fitted")
-    assert len(said) == 2
-    assert said[1] == (
+    assert len(said) == 3
+    assert said[0].startswith("all 8 windows come from 1 file: parts of one text are alike, so p and the")
+    assert said[2] == (
         "kept back to judge by: 4 windows, too few to tell: give text for 20, of which half judge"
     )
 

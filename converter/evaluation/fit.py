@@ -175,7 +175,7 @@ def fit(
         trained = subject.stretched_to(target_length)
         static = static or (dynamic is None and not subject.model.decoder)
         form = _starting_form(subject, trained, target_length if static else None, shared, temperatures)
-        samples = samples_of(subject, files, asked, form, trained, target_length, seed)
+        samples = samples_of(subject, files, asked, form, trained, target_length, seed, say)
         check_text(subject, samples, trained)
         say(_announcement(subject, form, samples, target_length))
         say(_promise(samples, trained, static=static))

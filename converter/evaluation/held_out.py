@@ -76,13 +76,17 @@ def samples_of(
     trained: int,
     target: int,
     seed: int,
+    say: Callable[[str], object] = str,
 ) -> list[Samples]:
-    """What to learn from, and the parts that are kept back; which they are, the seed decides."""
+    """What to learn from, and the parts that are kept back; which they are, the seed decides.
+
+    ``say``: see ``read_windows``.
+    """
     rng = np.random.default_rng(seed)
     found: list[Samples] = []
     if files:
         count = max(LEARN + STOP + JUDGE, MOST_TOKENS // target)
-        windows = read_windows(subject.tokenizer, files, target, count)
+        windows = read_windows(subject.tokenizer, files, target, count, say)
         judge, stop = _kept(len(windows), target, f"`text` has {len(windows)} windows of {target} tokens")
         windows = windows[rng.permutation(len(windows))]
         parts = windows[judge + stop :], windows[judge : judge + stop], windows[:judge]

@@ -170,7 +170,7 @@ def tune(
         scalings = list(dict.fromkeys([baseline, *others]))
         if slopes is not None:
             scalings.append(subject.model.resolve(Request(slopes=read_slopes_file(slopes))))
-        exam = Exam.prepare(subject, asked, files, ladder(trained, target_length), items, seed)
+        exam = Exam.prepare(subject, asked, files, ladder(trained, target_length), items, seed, say)
         judging, choosing = _halves(exam, trained, target_length)
         finalists = 1 + bool(exam.tasks) + bool(exam.windows.size)
         work = choosing.tokens * len(scalings) + judging.tokens * finalists

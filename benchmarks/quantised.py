@@ -67,8 +67,8 @@ CHARACTERS, DOCUMENTS = 100_000, 80
 LANGUAGE = f"""\
 Small BLOOMs, trained at {TRAINED} tokens and converted with the default scaling. Text: perplexity of {ITEMS}
 windows, in brackets the change from fp32. Lines: right answers in percent of {PROMPTS} prompts, in brackets
-the change in points. A star marks a change with p < 0.05 over the same windows or prompts (sign test). The
-models are far smaller than published ones: measure yours."""
+the change in points. A star marks a change with p < 0.05 over the same windows or prompts. The models are
+far smaller than published ones: measure yours."""
 
 
 def material(task: str, folder: Path, tokenizer: Any) -> tuple[Path, dict[int, list[Array]]]:
@@ -115,7 +115,7 @@ def language_cell(task: str, found: Sequence[float], base: Sequence[float]) -> s
     said = f"{value:.3f}" if task == "text" else f"{100 * value:.1f}"
     if found is base:
         return said
-    star = "*" if compare(metric, found, base).p < 0.05 else ""
+    star = "*" if compare(metric, found, base).significant else ""
     change = f"{100 * (value / right - 1):+.2f} %" if task == "text" else f"{100 * (value - right):+.1f}"
     return f"{said} ({change}{star})"
 

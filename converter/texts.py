@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,6 +22,8 @@ from converter.verification.patched import Patched, templates
 
 BLOCK = 1 << 16
 """Characters that are tokenised at once."""
+FEWEST_FILES = 6
+"""Files from which windows are taken as independent."""
 MOST_UNKNOWN = 0.25
 """Of the tokens. Proteins are unknown to a model of DNA, and so are the stretches of N in a genome."""
 
@@ -45,15 +47,24 @@ def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
         raise SourceError(f"the tokenizer of {name} does not load ({reason(error)})") from error
 
 
-def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int) -> NDArray[np.int64]:
+def read_windows(
+    tokenizer: Any,
+    files: Sequence[Path],
+    length: int,
+    count: int,
+    say: Callable[[str], object] = str,
+) -> NDArray[np.int64]:
     """The first windows of some UTF-8 files, read as one text: token ids, int64 [at most count, length].
 
-    Files are packed with gzip if their names end in .gz. No special tokens are added. Raises
-    ``UsageError`` for a file that cannot be read, text too short for one window, or text of which the
-    tokenizer does not know too much.
+    Files are packed with gzip if their names end in .gz. No special tokens are added. ``say`` is called with
+    a line if fewer than ``FEWEST_FILES`` files give several windows: those of one text are alike, and the
+    tests of differences take windows as independent. Raises ``UsageError`` for a file that cannot be read,
+    text too short for one window, or text of which the tokenizer does not know too much.
     """
     tokens: list[int] = []
-    for block in _blocks(files):
+    read: set[Path] = set()
+    for path, block in _blocks(files):
+        read.add(path)
         tokens += tokenizer(block, add_special_tokens=False, verbose=False)["input_ids"]
         if len(tokens) >= count * length:
             break
@@ -68,17 +79,23 @@ def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int)
             f"{names}: {100 * unknown:.0f} % of the tokens are {tokenizer.unk_token}, which means unknown; "
             "give text of the kind that the model was trained on"
         )
+    if found > 1 and len(read) < FEWEST_FILES:
+        say(
+            f"all {found} windows come from {len(read)} file{'s' * (len(read) > 1)}: parts of one text are "
+            f"alike, so p and the intervals promise too much; {FEWEST_FILES} files or more are better"
+        )
     return windows
 
 
-def _blocks(files: Sequence[Path]) -> Iterator[str]:
-    """The text of all files in blocks."""
+def _blocks(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """The text of all files in blocks, each with its file."""
     for path in files:
         packed = path.suffix.lower() == ".gz"
         try:
             # Text that begins with a byte order mark is UTF-8 too.
             with (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig") as file:
-                yield from _words(file)
+                for block in _words(file):
+                    yield path, block
         except UnicodeDecodeError as error:
             raise UsageError(f"`text` {path} is not UTF-8 text ({error.reason})") from error
         except (OSError, EOFError, zlib.error) as error:  # the last two of a damaged gzip file
@@ -87,12 +104,18 @@ def _blocks(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _words(file: TextIO) -> Iterator[str]:
-    """A text in blocks that end at the end of a word."""
+    """A text in blocks that end at the end of a word, or of a line in a text without spaces.
+
+    A block without either, such as a genome, ends anywhere: it would else grow until the end of the text.
+    """
     rest = ""
     while block := file.read(BLOCK):
-        head, space, tail = (rest + block).rpartition(" ")
-        yield head
-        rest = space + tail
+        text = rest + block
+        end = text.rfind(" ", 1)
+        if end < 0:
+            end = text.rfind("\n") + 1 or len(text)
+        yield text[:end]
+        rest = text[end:]
     yield rest
 
 

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from converter import catalogue
+from converter.evaluation.statistics import prompts_to_show
 from converter.evaluation.tasks import TYPES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*(ROOT / name for name in ("README.md", "README.zh.md", "docs/evaluation.md", "docs/families.md"))]
+NAMES = ("README.md", "README.zh.md", "docs/evaluation.md", "docs/families.md", "docs/recipes.md")
+PAGES = [ROOT / name for name in NAMES]
 MARKED = re.compile(
-    r"(<!-- (families|rotary|checkpoints|tasks): .*?-->\n).*?\n(<!-- end of \2 -->)", re.DOTALL
+    r"(<!-- (families|rotary|checkpoints|tasks|prompts): .*?-->\n).*?\n(<!-- end of \2 -->)", re.DOTALL
 )
 
 
@@ -30,6 +32,17 @@ def checkpoints() -> str:
         for group in entry.checkpoints:
             length = "not known" if group.tokens is None else str(group.tokens)
             rows.append((length, ", ".join(group.ids), group.source))
+    return table(rows)
+
+
+def prompts() -> str:
+    """How many prompts show a gain."""
+    head = ("gain, of 100 right answers", "if none gets worse", "if one gets worse for three that get better")
+    rows = [head, ("---",) * 3]
+    for points in (10, 20, 30):
+        gain = points / 100
+        none, some = prompts_to_show(gain, 0.0), prompts_to_show(1.5 * gain, 0.5 * gain)
+        rows.append((str(points), str(none), str(some)))
     return table(rows)
 
 
@@ -51,7 +64,13 @@ def families() -> str:
     return catalogue.markdown().replace(types, link)
 
 
-TABLES = {"families": families, "rotary": rotary, "checkpoints": checkpoints, "tasks": tasks}
+TABLES = {
+    "families": families,
+    "rotary": rotary,
+    "checkpoints": checkpoints,
+    "tasks": tasks,
+    "prompts": prompts,
+}
 
 
 def updated(text: str) -> str:

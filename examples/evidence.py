@@ -2,7 +2,7 @@
 
     python examples/evidence.py                # train and measure what is missing; hours on one core
     python examples/evidence.py --only fits    # the same for one study
-    python examples/evidence.py --tables       # write only tables and pictures, from the stored results
+    python examples/evidence.py --tables       # rewrite comparisons, tables and pictures, from stored scores
 
 There are three studies: `results`, of the models under the formulas; `ramps`, of the ramp of by-parts; and
 `fits`, of fitted slopes (evidence_fits.py). A fourth, of temperatures, was measured with an option that
@@ -37,8 +37,8 @@ from evidence_design import (
     dynamic,
 )
 from evidence_fits import POSITION
-from evidence_measure import MODELS_FOLDER, ROOT, Run, Study, read
-from evidence_tables import TABLES, as_csv, with_tables
+from evidence_measure import MODELS_FOLDER, ROOT, Run, Study, compare_again, read
+from evidence_tables import LATE, TABLES, as_csv, with_tables
 from matplotlib.figure import Figure
 
 from converter.evaluation.results import PERPLEXITY, Results
@@ -54,7 +54,7 @@ DOCUMENTS = (
 )
 PICTURES = {
     "evidence-lines.png": (Model("lines", 8, 0), "prompts"),
-    "evidence-text.png": (Model("text", 8, 0), PERPLEXITY),
+    "evidence-text.png": (LATE, PERPLEXITY),
 }
 """File in docs/images -> the model and the task that it shows."""
 DRAWN = (NONE, NTK, dynamic("position", 1), BY_PARTS)
@@ -113,7 +113,12 @@ OLDER = ("temperatures",)
 
 def stored() -> dict[str, Results]:
     """The results of all studies, by name."""
-    return {name: read(EXAMPLES / "evidence" / f"{name}.json") for name in (*STUDIES, *OLDER)}
+    return {name: read(file_of(name)) for name in (*STUDIES, *OLDER)}
+
+
+def file_of(name: str) -> Path:
+    """The file of a study's results."""
+    return EXAMPLES / "evidence" / f"{name}.json"
 
 
 def tables(results: Mapping[str, Results]) -> Iterator[tuple[Path, str]]:
@@ -178,12 +183,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Produce the evidence that the documents show.")
     parser.add_argument("--only", choices=STUDIES, help="the study to measure, by default all")
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
-    parser.add_argument("--tables", action="store_true", help="only rewrite tables and pictures")
+    more = "only rewrite the comparisons in the results, tables and pictures"
+    parser.add_argument("--tables", action="store_true", help=more)
     arguments = parser.parse_args()
     if not arguments.tables:
         arguments.models.mkdir(parents=True, exist_ok=True)
         for name in [arguments.only] if arguments.only else STUDIES:
             STUDIES[name].run(arguments.models)
+    for name in (*STUDIES, *OLDER):
+        compare_again(file_of(name))
     write(stored())
 
 

@@ -1,7 +1,7 @@
 """Show what scaling does to small encoders: train them, measure them, write the tables.
 
     python examples/evidence_encoders.py            # train and measure what is missing; half an hour
-    python examples/evidence_encoders.py --tables    # write only the tables, from the stored results
+    python examples/evidence_encoders.py --tables    # rewrite comparisons and tables, from stored scores
 
 Models are kept in .evidence/, and results in examples/evidence/encoders.json and index.json.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pairs_task
 from evidence_design import EXAMPLES, Model
-from evidence_measure import MODELS_FOLDER, against_none, kept, read, to_text, together, train
+from evidence_measure import MODELS_FOLDER, against_none, compare_again, kept, read, to_text, together, train
 from evidence_tables import cell, markdown, with_tables
 from text_task import read_corpus
 from train_encoders import TRAINED_LENGTH
@@ -281,7 +281,7 @@ def main() -> None:
     """Read the command line; train, measure and write."""
     parser = argparse.ArgumentParser(description="Produce the evidence about encoders.")
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
-    parser.add_argument("--tables", action="store_true", help="only rewrite the tables")
+    parser.add_argument("--tables", action="store_true", help="only rewrite comparisons and tables")
     arguments = parser.parse_args()
     if not arguments.tables:
         arguments.models.mkdir(parents=True, exist_ok=True)
@@ -297,6 +297,7 @@ def main() -> None:
             if model.task == "pairs"
         ]
         INDEX.write_text(to_text(together(found)), encoding="utf-8")
+    compare_again(RESULTS)
     DOCUMENT.write_text(page(read(RESULTS), read(INDEX)), encoding="utf-8")
     print(DOCUMENT)
 

@@ -1,7 +1,7 @@
 """Show what scaling does to a larger model: train it, measure it, write the tables.
 
     python examples/evidence_large.py             # train and measure what is missing; 2.5 hours on one core
-    python examples/evidence_large.py --tables    # write only the tables, from the stored results
+    python examples/evidence_large.py --tables    # rewrite comparisons and tables, from stored scores
 
 The model is that of train_large.py, and is kept in .evidence/ with the results of each scaling, so a stopped
 run goes on. The results of all are in examples/evidence/large.json.
@@ -27,7 +27,7 @@ import lines_task
 import numpy as np
 import torch
 from evidence_design import EXAMPLES, NONE
-from evidence_measure import MODELS_FOLDER, against_none, kept, read, to_text, together
+from evidence_measure import MODELS_FOLDER, against_none, compare_again, kept, read, to_text, together
 from evidence_tables import cell, compared, markdown, with_tables
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -306,7 +306,7 @@ def main() -> None:
     """Read the command line; train, measure and write."""
     parser = argparse.ArgumentParser(description="Produce the evidence about a larger model.")
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
-    parser.add_argument("--tables", action="store_true", help="only rewrite the tables")
+    parser.add_argument("--tables", action="store_true", help="only rewrite comparisons and tables")
     arguments = parser.parse_args()
     if not arguments.tables:
         folder = arguments.models / "large"
@@ -314,6 +314,7 @@ def main() -> None:
             subprocess.run([sys.executable, EXAMPLES / "train_large.py", "--out", folder], check=True)
         torch.set_num_threads(1)
         RESULTS.write_text(to_text(measure(folder)), encoding="utf-8")
+    compare_again(RESULTS)
     results = read(RESULTS)
     DOCUMENT.write_text(page(results), encoding="utf-8")
     RESULTS.with_suffix(".csv").write_text(as_csv(results), encoding="utf-8")

@@ -88,6 +88,14 @@ def against_none(measurements: Sequence[Measurement]) -> list[Measurement]:
     ]
 
 
+def compare_again(path: Path) -> None:
+    """Writes the comparisons in a file of results anew, from its scores: the tests may have changed."""
+    results = read(path)
+    by_model = ([each for each in results.measurements if each.model == name] for name in results.models)
+    found = [each for measurements in by_model for each in against_none(measurements)]
+    path.write_text(to_text(replace(results, measurements=found)), encoding="utf-8")
+
+
 def _rounded(value: Any) -> Any:
     """The value with floats rounded to seven digits, and written as integers if they are whole."""
     if isinstance(value, dict):

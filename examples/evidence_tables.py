@@ -32,7 +32,7 @@ from evidence_design import (
     dynamic,
 )
 
-from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Comparison, Measurement, Results
+from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results
 from converter.evaluation.statistics import compare
 from converter.scaling.scaling import short_names
 from converter.scaling.slopes import NATS
@@ -41,6 +41,8 @@ IN_SUMMARY = (NONE, BY_PARTS, LINEAR, NTK, dynamic("length", 1), dynamic("positi
 """Scalings in the summary table."""
 OF_ALL = tuple(scaling for scaling in SCALINGS if scaling not in (SMALL_NTK, PUBLISHED))
 """Scalings that every model gets."""
+LATE = Model("text", 8, 0)
+"""The model whose loss by position is kept."""
 PAIRS = (
     (BY_PARTS, dynamic("position", 1)),
     (STATIC_BY_PARTS, NTK),
@@ -110,8 +112,8 @@ def _rows(results: Results, name: str) -> Iterator[list[str]]:
 
 
 def cell(each: Measurement, unscaled: Measurement) -> str:
-    pair = compare(each.metric, each.scores, unscaled.scores)
-    star = "*" if each.scaling != NONE and pair.p < SIGNIFICANT else ""
+    pair = each.comparison or compare(each.metric, each.scores, unscaled.scores)
+    star = "*" if each.scaling != NONE and pair.significant else ""
     return (f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.1f}") + star
 
 
@@ -179,11 +181,12 @@ def pairs(results: Results) -> str:
 def compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> str:
     """How two scalings differ, given the scores of each model."""
     found = _difference(metric, ours, theirs)
-    change = (
-        f"{100 * found.difference - 100:+.2f} %"
-        if metric == PERPLEXITY
-        else f"+{found.better} -{found.worse}"
-    )
+    if metric == PERPLEXITY:
+        change = f"{100 * found.difference - 100:+.2f} %"
+    elif len(ours) == 1:  # a prompt is right or wrong
+        change = f"+{found.better} -{found.worse}"
+    else:
+        change = f"{100 * found.difference:+.1f} points"
     return f"{change}, p = {found.p:.1g}"
 
 
@@ -212,6 +215,35 @@ def temperatures(results: Results) -> str:
                 row.append(_mean(found) + "*" * _difference(found[0].metric, *scores).significant)
             rows.append([kind[0].kind, str(len(names)), *row])
     return markdown(["models", "seeds", "length", "none", "C = 0", *TEMPERED], rows)
+
+
+def late(results: Results) -> str:
+    """The perplexity of the one model whose loss by position is kept: of windows and their last quarters."""
+    rows, lengths = [], [multiple * TRAINED_LENGTH for multiple in MULTIPLES[1:]]
+    named = short(OF_ALL)
+    for scaling in OF_ALL:
+        found = [_get(results, LATE.name, scaling, length) for length in lengths]
+        cells = [(_mean([each]), late_change(results, scaling, each.length)) for each in found]
+        rows.append([named[scaling], *(cell for pair in cells for cell in pair)])
+    head = [f"{multiple}x{part}" for multiple in MULTIPLES[1:] for part in ("", ", last quarter")]
+    return markdown([f"perplexity of {LATE.name}", *head], rows)
+
+
+def late_change(results: Results, scaling: str, length: int) -> str:
+    """The perplexity in the last quarter of that model's windows, or its change from none in per cent."""
+    ours, unscaled = (_get(results, LATE.name, each, length).late for each in (scaling, NONE))
+    assert ours is not None
+    assert unscaled is not None
+    return f"{unscaled:.3f}" if scaling == NONE else f"{100 * ours / unscaled - 100:+.1f} %"
+
+
+def summary(results: Results) -> str:
+    """The means at some lengths and, of one model, the last quarter of the longest windows."""
+    longest = LENGTHS[-1]
+    head, line, *lines = means(results, IN_SUMMARY, (1, 4, 8)).splitlines()
+    cells = [late_change(results, scaling, longest) for scaling in IN_SUMMARY]
+    more = [f"{LATE.name}, last quarter of {longest // TRAINED_LENGTH}x", "---", *cells]
+    return "".join(f"{row} {cell} |\n" for row, cell in zip([head, line, *lines], more, strict=True))
 
 
 def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -> str:
@@ -259,7 +291,8 @@ def _from(study: str, table: Callable[[Results], str]) -> Callable[[Mapping[str,
 
 TABLES: dict[str, Callable[[Mapping[str, Results]], str]] = {
     "trained": _from("results", trained),
-    "summary": _from("results", partial(means, scalings=IN_SUMMARY, multiples=(1, 4, 8))),
+    "summary": _from("results", summary),
+    "late": _from("results", late),
     "means": _from("results", partial(means, scalings=OF_ALL, multiples=MULTIPLES)),
     "pairs": _from("results", pairs),
     "tiny-bloom": _from("results", partial(of_one, model=MODELS[0])),

@@ -6,10 +6,12 @@ it does wrong.
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,6 +34,7 @@ class Completions:
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
+    paths: list[str] = field(default_factory=list)
     most: int = 0
     """Requests at once."""
 
@@ -42,6 +45,7 @@ class Completions:
 
     def answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
         """The status and the JSON."""
+        self.paths.append(path)
         if path == "/v1/models":
             return 200, {"data": [{"id": name, "max_model_len": self.context} for name in self.names]}
         if path != "/v1/completions" or body is None or body["model"] not in self.names:
@@ -71,6 +75,7 @@ class Completions:
             found = [None, *own, float(scores[-1].max())]
             if self.fault == "silent":
                 return {"text": "", "logprobs": None}
+            found[5] = {"NaN": math.nan, "positive": 0.5, "words": "-0.5"}.get(self.fault, found[5])
             return {"text": "", "logprobs": {"token_logprobs": found}}
         made = self.model.generate(
             prompt,
@@ -79,7 +84,8 @@ class Completions:
             do_sample=False,
             repetition_penalty=body.get("repetition_penalty"),
         )[0, prompt.shape[1] :]
-        return {"text": self.tokenizer.decode(made, skip_special_tokens=True)}
+        text = self.tokenizer.decode(made, skip_special_tokens=True)
+        return {"text": None if self.fault == "null" else text}
 
 
 @contextmanager
@@ -97,13 +103,30 @@ def completions(folder: Path, *names: str, **options: Any) -> Iterator[Completio
             self._send(*state.answer(self.path, body))
 
         def _send(self, status: int, content: Any) -> None:
+            if state.fault == "redirect":
+                status = 307
             data = b"<html>" if state.fault == "page" else json.dumps(content).encode()
             kind = "text/html" if state.fault == "page" else "application/json"
             self.send_response(status)
             self.send_header("Content-Type", kind)
+            if state.fault == "redirect":
+                self.send_header("Location", f"http://localhost:{self.server.server_port}/elsewhere")
+            if state.fault == "packed":
+                data = gzip.compress(data)
+                self.send_header("Content-Encoding", "gzip")
+            if state.fault in ("endless", "slow"):
+                self.end_headers()
+                self._go_on(data)
+                return
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def _go_on(self, data: bytes) -> None:
+            """Sends more, until nobody listens: much of it, or a little every tenth of a second."""
+            with suppress(OSError):
+                while not state.ends.wait(0.1 if state.fault == "slow" else 0):
+                    self.wfile.write(data if state.fault == "slow" else data * 1000)
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -27,8 +27,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from converter import SourceError, convert, inspect, validate
+from converter import SourceError, convert, inspect, tune, validate
 from converter.evaluation.runner import choose
+from converter.evaluation.statistics import compare
 from converter.evaluation.subject import open_subject
 from tests import reference, tiny
 from tests.conftest import Run, edit_json, fingerprint
@@ -340,6 +341,24 @@ def test_a_tuned_model_is_compared_with_itself(saved: Path, converted: Path) -> 
         file.write("raise SystemExit\n")
     with open_subject(saved, choose("cpu", None, None)) as subject:
         assert subject.other_code
+
+
+@pytest.mark.parametrize("items", [4, 8])
+def test_tuning_compares_with_the_scaling_that_a_model_was_tuned_with(
+    saved: Path, tmp_path: Path, items: int
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{number}" for number in tiny.token_ids(1, 2000)[0]))
+    found = tune(saved, 64, text=text, items=items)
+    assert str(found.baseline) == "ntk, factor 2"
+    [choice] = found.choices
+    at_target = {each.scaling: each for each in found.curve.measurements if each.length == 64}
+    assert [*at_target] == [str(found.baseline), str(choice.scaling)]
+    stock, best = at_target.values()
+    assert stock.items == items // 2
+    assert choice.judgement.comparison == compare("perplexity", best.scores, stock.scores)
+    assert choice.judgement.comparison == best.comparison
+    assert choice.at_short["perplexity"].better + choice.at_short["perplexity"].worse == items // 2
 
 
 # What is refused, in one line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import re
@@ -189,6 +190,33 @@ def test_a_head_on_another_device() -> None:
 # Opening
 
 
+@pytest.mark.parametrize("family", ["bloom", "llama"])
+def test_weights_are_hashed_once_at_most(
+    pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Those in the Hub's cache, whose files are links to their digests; a local model's are not."""
+    source = shutil.copytree(pristine(family), tmp_path / "source")
+    weights, blobs = source / "model.safetensors", tmp_path / "blobs"
+    blobs.mkdir()
+    blob = blobs / hashlib.sha256(weights.read_bytes()).hexdigest()
+    weights.rename(blob)
+    weights.symlink_to(blob)
+    hashed: list[Path] = []
+
+    def compared(path: Path, wanted: str | None, *_: Any, **__: Any) -> None:
+        if wanted == blob.name:
+            hashed.append(path)
+
+    monkeypatch.setattr("converter.source.source.check_digest", compared)
+    monkeypatch.setattr("converter.weights.transfer.check_digest", compared)
+    monkeypatch.setattr("converter.evaluation.subject.sha256", Mock(side_effect=AssertionError))
+    with open_subject(source, CPU) as subject:
+        assert subject.baseline == UNSCALED
+        for factor in (1.0, 2.0, 4.0):
+            subject.scaled(Scaling("ntk", factor))
+    assert hashed == [weights]
+
+
 def test_the_source_s_code_is_not_run(make_source: MakeSource) -> None:
     source = make_source("mpt", {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}})
     (source / "modeling_own.py").write_text("raise SystemExit('run')")
@@ -334,6 +362,60 @@ def test_windows_are_the_text_s_tokens(tmp_path: Path) -> None:
     assert read_windows(tokenizer, files, 1000, 3).tolist() == windows[:3].tolist()
 
 
+@pytest.mark.parametrize(
+    ("lines", "blocks"),
+    [
+        ("他们在夜里读书。\n" * 40, 6),  # with line breaks
+        (" " + "他们在夜里读书。" * 40, 6),
+        ("ACGT" * 80, 5),
+        ("ACGT " * 64, 6),
+        ("a " + "ACGT" * 80, 6),
+    ],
+)
+def test_a_text_without_spaces_is_read_in_blocks_too(
+    lines: str, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of about the same size, and not more of them than it takes."""
+    monkeypatch.setattr("converter.texts.BLOCK", 64)
+    (tmp_path / "text").write_text(lines, encoding="utf-8")
+    seen: list[str] = []
+
+    def tokenizer(text: str, **_: Any) -> dict[str, list[int]]:
+        seen.append(text)
+        return {"input_ids": list(map(ord, text))}
+
+    windows = read_windows(tokenizer, [tmp_path / "text"], len(lines), 1)
+    assert "".join(map(chr, windows[0].tolist())) == "".join(seen) == lines
+    assert len([text for text in seen if text]) <= blocks
+    assert max(map(len, seen)) <= 2 * 64
+    seen.clear()
+    read_windows(tokenizer, [tmp_path / "text"], 20, 2)
+    assert len(seen) <= 2  # no more than it takes
+
+
+@pytest.mark.parametrize(
+    ("texts", "count", "said"),
+    [
+        (1, 50, "all 12 windows come from 1 file: parts"),
+        (5, 60, "all 60 windows come from 5 files: parts"),
+        (6, 50, "all 50 windows come from 5 files: parts"),  # the sixth is not read
+        (6, 72, ""),
+        (1, 1, ""),
+    ],
+)
+def test_windows_of_few_files_are_told(texts: int, count: int, said: str, tmp_path: Path) -> None:
+    files = [tmp_path / str(number) for number in range(texts)]
+    for file in files:
+        file.write_text("w " * 120)
+    lines: list[str] = []
+
+    def tokenizer(text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [1] * text.count("w")}
+
+    assert read_windows(tokenizer, files, 10, count, lines.append).shape == (min(count, 12 * texts), 10)
+    assert [line[: len(said)] for line in lines] == ([said] if said else [])
+
+
 # Statistics
 
 
@@ -448,6 +530,22 @@ def test_results_survive_their_json(results: Results, known_words: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("better", "worse", "p", "shows"), [(9, 1, 0.02, "gain"), (1, 9, 0.02, "loss"), (9, 1, 0.06, "nothing")]
+)
+def test_older_results_tell_what_a_sign_test_showed(
+    results: Results, better: int, worse: int, p: float, shows: str
+) -> None:
+    value = json.loads(json.dumps(results.to_json()))
+    older = value["measurements"][-1]["comparison"]
+    older |= {"better": better, "worse": worse, "p": p}
+    del older["shows"]
+    last = Results.from_json(value).measurements[-1].comparison
+    assert last is not None
+    assert last.shows == shows
+    assert last.significant == (p < 0.05)
+
+
+@pytest.mark.parametrize(
     ("place", "content"),
     [
         (("format",), 7),
@@ -457,6 +555,7 @@ def test_results_survive_their_json(results: Results, known_words: Path) -> None
         (("measurements", 0, "metric"), "luck"),
         (("measurements", 0, "scores"), ["x"]),
         (("measurements", 7, "comparison"), {}),
+        (("measurements", 7, "comparison", "shows"), "luck"),
         (("models",), []),
         (("models",), {"tiny-bloom": 7}),
         (("models",), {"tiny-bloom": {"train_length": "256"}}),
@@ -514,6 +613,23 @@ def test_the_table_has_every_value(results: Results) -> None:
     assert len(re.findall(rf"\d+\.\d \({number} to {number}\)", table[3])) == 2
     ratio = r"x \d\.\d{3} to \d\.\d{3}"
     assert len(re.findall(rf"\d \({ratio}\)", results.table("perplexity"))) == 2
+
+
+def test_the_last_quarter_of_a_window_has_a_table_of_its_own(results: Results) -> None:
+    """Its perplexity, and the ratio to the first row's."""
+    found = [each for each in results.measurements if each.task == PERPLEXITY and each.length == 40]
+    late = []
+    for each in found:
+        parts = [part for part in each.positions if part.start >= 30]
+        assert (parts[0].start, parts[-1].end) == (30, 40)
+        late.append(math.exp(sum(part.loss * (part.end - part.start) for part in parts) / 10))
+    assert [each.late for each in found] == pytest.approx(late)
+    text = results.report().split("In the last quarter of each window:")[1]
+    rows = [re.split(r"\s*\|\s*", line)[1:-1] for line in text.strip().splitlines()[:4]]
+    assert [rows[0], rows[2][0], rows[3][0]] == [["scaling", "20", "40"], "none", "linear, factor 4"]
+    assert float(rows[2][2]) == pytest.approx(late[0], rel=1e-2)
+    assert re.search(r"\(x (\d+\.\d{3})\)$", rows[3][2])[1] == f"{late[1] / late[0]:.3f}"  # type: ignore[index]
+    assert "last quarter" not in Results([measured("none", PERPLEXITY, [1.0])], {}).report()
 
 
 DEFAULT = str(Scaling("by-parts", dynamic="position", train_length=2048, ramp=(256.0, 1024.0)))
@@ -575,6 +691,8 @@ def test_tables_of_any_lengths_fit_80_columns(
         ("accuracy", [1.0] * 8, [1.0] * 8, ")?", "cannot tell"),
         ("accuracy", [1.0] * 80, [1.0] * 80, ")", "does not help"),
         (PERPLEXITY, [2.0, 2.1], [2.1, 2.2], ")?", "cannot tell"),
+        (PERPLEXITY, [2.0, 2.1, 2.0] * 3, [2.1, 2.3, 2.2] * 3, ")?", "cannot tell"),
+        (PERPLEXITY, [2.0, 2.1, 2.0] * 4, [2.1, 2.3, 2.2] * 4, ")*", "helps"),
         (PERPLEXITY, [2.0] * 8, [2.0] * 8, "(the same)", "cannot tell"),
     ],
 )
@@ -631,6 +749,30 @@ def test_a_model_that_fails_without_scaling_is_named() -> None:
     assert "Unscaled, able" not in text
     # Beyond the trained length, failing is what scaling is for.
     assert "Unscaled" not in Results(found[2:], {"unable": {"train_length": 32}}).report()
+
+
+@pytest.mark.parametrize(
+    ("loss", "length", "scaling", "read"),
+    [
+        (math.log(100) + 0.49, 64, "none", True),
+        (math.log(100) + 0.51, 64, "none", False),
+        (math.log(100) + 0.51, 65, "none", True),  # beyond the trained length, that is what scaling is for
+        (math.log(100) + 0.51, 64, "ntk, factor 4", True),
+        (math.nan, 64, "none", False),
+    ],
+)
+def test_a_text_that_is_read_worse_than_by_guessing_is_named(
+    loss: float, length: int, scaling: str, read: bool
+) -> None:
+    found = [measured(scaling, PERPLEXITY, [loss] * 4, length=length)]
+    text = Results(found, {"m": {"train_length": 64, "vocabulary": 100}}).report()
+    assert ("Unscaled, m reads the text worse than guessing: a perplexity of" in text) != read
+    assert "worse than guessing" not in Results(found, {"m": {"train_length": 64}}).report()
+
+
+def test_a_trained_model_reads_random_words_worse_than_by_guessing(results: Results) -> None:
+    assert "tiny-bloom reads the text worse than guessing" in results.report()
+    assert results.models["tiny-bloom"]["vocabulary"] == 742
 
 
 # The command

@@ -135,7 +135,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
         (f"{FIT} 24 --text LEARNED", "--target-length 24 is not above the trained length 24", 2),
         (f"{FIT} 2304 --text LEARNED", "--text has 3 windows of 2304 tokens, and fitting needs 16", 2),
         (f"{FIT} 1048576 --text LEARNED", "one window takes 1048576", 2),
-        (f"{LEARN} --dynamic length", "--dynamic length is not fitted", 2),
+        (f"{LEARN} --dynamic length", "'length' is not 'position'", 2),
         (f"{LEARN} --dynamic position --static", "--static and --dynamic cannot be combined", 2),
         (f"{LEARN} --dtype fp16", "--dtype fp16 cannot hold the gradients", 2),
         (f"{LEARN} --steps 0", "--steps 0 is out of range", 2),

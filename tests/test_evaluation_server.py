@@ -158,6 +158,22 @@ def test_noise_hides_a_difference() -> None:
         ("MORE --server URL", "--server measures one model, and there are 2", 2),
         ("--server URL --model-name m --fault rejects", "(HTTP 400): this is\\ntoo much", 1),
         ("--server URL --model-name m --fault silent --text TEXT --lengths 200", "no log-probabilities", 1),
+        (
+            "--server URL --model-name m --fault NaN --text TEXT --lengths 200",
+            "that are none: they must be",
+            1,
+        ),
+        (
+            "--server URL --model-name m --fault positive --text TEXT --lengths 200",
+            "must be numbers up to",
+            1,
+        ),
+        ("--server URL --model-name m --fault words --text TEXT --lengths 200", "must be numbers up to 0", 1),
+        ("--server URL --model-name m --fault null", "gives no text", 1),
+        ("--server URL --model-name m --fault redirect", "/elsewhere', where nothing is sent; if", 1),
+        ("--server URL --model-name m --fault packed", "packs its answers, which it was not asked for", 1),
+        ("--server URL --model-name m --fault endless", "has more than 1.0 MB", 1),
+        ("--server URL --model-name m --fault slow", "did not end its answer within 1 s", 1),
         ("--server URL --model-name m --fault page", "is no OpenAI-compatible server", 1),
         ("ENCODER --server URL --model-name m", "ENCODER is an encoder", 1),
     ],
@@ -173,6 +189,9 @@ def test_what_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("converter.evaluation.server.RETRIES", 0)
+    monkeypatch.setattr("converter.evaluation.server.MOST_BYTES", 1_000_000)
+    if "slow" in words:
+        monkeypatch.setattr("converter.evaluation.server.SECONDS", 1.0)
     words, _, fault = words.partition(" --fault ")
     fault, _, more = fault.partition(" ")
     given = [*words.split(), *more.split(), *([] if "TEXT" in more else ["--prompts", "PROMPTS"])]
@@ -189,7 +208,9 @@ def test_what_is_refused(
             "ENCODER": ENCODERS["jina_bert"](tmp_path / "ENCODER", 4) if "ENCODER" in given else "",
         }
         found = refused("eval", *model, *(places.get(word, word) for word in given), code=code)
+        server.ends.set()
     assert message in found
+    assert not any("elsewhere" in path for path in server.paths)
 
 
 def test_without_the_client(

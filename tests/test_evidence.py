@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -73,7 +74,17 @@ def test_the_tables_are_what_the_results_give(stored: dict[str, Results]) -> Non
     assert {*shown} == evidence_tables.TABLES.keys() | evidence_large.TABLES.keys()
 
 
-def check_cells(results: Results, prompts: Mapping[int, int], windows: int, *, compared: bool = True) -> None:
+def p_of(changes: Any, *, right_or_wrong: bool) -> float:
+    """The exact sign test; of a mean, the larger p of the t test and of a permutation test, drawn anew."""
+    up, down = int((changes > 0).sum()), int((changes < 0).sum())
+    if right_or_wrong or not up + down:
+        return float(stats.binomtest(up, up + down).pvalue) if up + down else 1.0
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], (20_000, len(changes)))
+    drawn = np.mean(abs(signs @ changes) > abs(changes.sum()) - 1e-9)
+    return max(float(stats.ttest_1samp(changes, 0).pvalue), float(drawn))
+
+
+def check_cells(results: Results, prompts: Mapping[int, int], windows: int) -> None:
     """All follows from the scores, and they are as many as stated."""
     unscaled = {(each.model, each.length): each for each in results.measurements if each.scaling == NONE}
     for each in results.measurements:
@@ -81,18 +92,21 @@ def check_cells(results: Results, prompts: Mapping[int, int], windows: int, *, c
         assert each.items == (windows if text else prompts[each.length])
         about = (each.value, each.low, each.high)
         assert about == pytest.approx(summarise(each.metric, each.scores), rel=1e-5)
-        if compared and each.comparison is not None:
+        if each.comparison is not None:
             changes = np.subtract(each.scores, unscaled[each.model, each.length].scores)
             up, down = int((changes > 0).sum()), int((changes < 0).sum())
             assert (each.comparison.better, each.comparison.worse) == ((down, up) if text else (up, down))
-            p = stats.binomtest(up, up + down).pvalue if up + down else 1.0
-            assert each.comparison.p == pytest.approx(p, rel=1e-5)
+            p = p_of(changes, right_or_wrong=each.metric == "accuracy")
+            exact = each.metric == "accuracy" or p > 0.999
+            drawn = 5 * math.sqrt(p * (1 - p) * (1 / 9_999 + 1 / 20_000)) + 3e-4  # five standard errors
+            assert each.comparison.p == pytest.approx(p, rel=1e-5, abs=0 if exact else drawn)
+            assert each.comparison.significant == (each.comparison.p < 0.05)
 
 
 def test_every_cell_follows_from_its_scores(stored: dict[str, Results]) -> None:
     for name, study in evidence.STUDIES.items():
         assert list(stored[name].models) == [model.name for model in study.models]
-        check_cells(stored[name], study.prompts, study.windows, compared=study is evidence.FORMULAS)
+        check_cells(stored[name], study.prompts, study.windows)
     large, encoders = read(evidence_large.RESULTS), read(evidence_encoders.RESULTS)
     for task in large.tasks():
         own = [each for each in large.measurements if each.task == task]
@@ -146,8 +160,8 @@ def test_scalings_are_compared_in_all_models_that_have_both() -> None:
     ]
     table = evidence_tables.pairs(Results(rows, {"lines-a": {}, "lines-b": {}, "lines-c": {}}, {}, 0.0))
     cells = dict(line.split(" | ")[1:3] for line in table.splitlines()[2:])
-    # In both: +1, +1, -1 + 1 = 0, 0 + 1, of four prompts.
-    assert cells == {"2 of lines": "+3 -0, p = 0.2"}
+    # In both: +1, +1, -1 + 1 = 0, 0 + 1, halved, of four prompts; 4 of 16 combinations of signs give as much.
+    assert cells == {"2 of lines": "+37.5 points, p = 0.2"}
 
 
 def test_every_cell_was_measured(stored: dict[str, Results]) -> None:

@@ -318,13 +318,30 @@ def test_ctrl_c_writes_the_best_so_far_or_nothing(
         assert not list(tmp_path.iterdir())
 
 
+def test_text_that_a_model_does_not_understand_is_refused(refused: Refused, tmp_path: Path) -> None:
+    """Random words, which a trained model predicts worse than guessing."""
+    vocabulary = list(json.loads((EXAMPLE / "tokenizer.json").read_text())["model"]["vocab"])[4:]
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(np.random.default_rng(0).choice(vocabulary, 16 * 300)))
+    words = ["fit", EXAMPLE, "--train-length", 256, "--target-length", 300, "-q", "--text", text]
+    message = refused(*words, "--out", tmp_path / "out", code=2)
+    assert "tiny-bloom does not understand --text: its loss is 1" in message
+    assert " nats a token at 256 tokens, and guessing would give 6.6; give text of the kind that" in message
+
+
 def test_text_that_tells_nothing_changes_nothing(
     written: tuple[Path, Path], refused: Refused, tmp_path: Path
 ) -> None:
+    """It is what the model writes with its own slopes."""
     source, _ = written
-    noise = tmp_path / "noise.txt"
-    noise.write_text(" ".join(f"w{token}" for token in tiny.token_ids(1, 20 * TARGET)[0]))
-    words = [*command(source, noise), "-q"]
+    torch.manual_seed(0)
+    options = {"do_sample": True, "top_k": 0, "suppress_tokens": list(range(tiny.PAD + 1))}
+    length = {"min_new_tokens": TARGET - 1, "max_new_tokens": TARGET - 1}
+    stock = AutoModelForCausalLM.from_pretrained(source)
+    ids = stock.generate(torch.from_numpy(tiny.token_ids(20, 1)), **options, **length)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{token}" for token in ids.flatten().tolist()))
+    words = [*command(source, text), "-q"]
     message = refused(*words, "--steps", 6, "--out", tmp_path / "out")
     assert "no fitted slopes are better than the model's own on what was kept back" in message
 

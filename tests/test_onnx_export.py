@@ -283,16 +283,18 @@ def test_convert_with_a_graph(pristine: Pristine, run: RunCli, tmp_path: Path) -
 def test_a_wrong_graph_leaves_the_conversion(
     pristine: Pristine, run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, words = tmp_path / "out", ("--onnx", "--last-logits", "--push-to-hub", "org/new", "--private")
+    out, words = (
+        tmp_path / "out",
+        ("--onnx", "--last-logits", "--provider", "cpu", "--push-to-hub", "org/new"),
+    )
     monkeypatch.setattr("converter.publish.push.check", lambda *_: None)  # there is no Hub here
     with monkeypatch.context() as patch:
         patch.setattr("converter.onnx.decoder.Decoder.epsilon", 0.5)
-        result = run(pristine("bloom"), *CONVERT, "--out", out, *words, "--json")
+        result = run(pristine("bloom"), *CONVERT, "--out", out, *words, "--private", "--json")
     assert result.code == 1
     assert "model.onnx: prompt of" in result.err
-    go_on = (
-        f"{out} is complete, and this goes on: ntk-convert export {out} --last-logits && ntk-convert push "
-    )
+    export = f"ntk-convert export {out} --last-logits --provider cpu"
+    go_on = f"{out} is complete, and this goes on: {export} && ntk-convert push "
     assert result.err.endswith(f"; {go_on}{out} org/new --private\n")
     assert (result.json["onnx"], result.json["path"]) == (None, str(out))
     assert not list(out.glob("*.onnx"))

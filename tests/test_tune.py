@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shlex
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -24,7 +25,15 @@ from converter import evaluate, make_task, tune
 from converter.cli import report
 from converter.evaluation.results import WORTH, Measurement, Results
 from converter.evaluation.scalings import candidates, command, ladder
-from converter.evaluation.statistics import compare, judge, paired_interval
+from converter.evaluation.statistics import (
+    chance_to_show,
+    compare,
+    judge,
+    paired_interval,
+    permutation_p,
+    promise,
+    prompts_to_show,
+)
 from converter.evaluation.tune import Choice, Tuning
 from converter.model.open import SourceOptions, open_model
 from converter.scaling.scaling import UNSCALED, Scaling
@@ -128,6 +137,12 @@ def lost(change: float, windows: int) -> tuple[list[float], list[float]]:
     return (stock + change + noise).tolist(), stock.tolist()
 
 
+def moved(changes: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Losses of a scaling and of none, with these changes."""
+    stock = np.linspace(2, 3, len(changes))
+    return (stock + changes).tolist(), stock.tolist()
+
+
 @pytest.mark.parametrize(
     ("measure", "scores", "verdict"),
     [
@@ -145,8 +160,18 @@ def lost(change: float, windows: int) -> tuple[list[float], list[float]]:
         ("perplexity", lost(0.0, 40), "does not help"),
         ("perplexity", lost(0.0, 5), "cannot tell"),
         ("perplexity", lost(-0.05, 5), "cannot tell"),
+        ("perplexity", lost(-0.05, 9), "cannot tell"),
+        ("perplexity", lost(0.05, 9), "cannot tell"),
+        ("perplexity", lost(-0.05, 10), "helps"),
+        ("perplexity", lost(0.05, 10), "does not help"),
+        ("perplexity", moved([-0.01] * 13 + [0.2] * 3), "does not help"),  # most windows are better
+        ("perplexity", moved([-0.01] * 52 + [0.2] * 12), "does not help"),
+        ("perplexity", moved([0.01] * 52 + [-0.3] * 12), "helps"),  # and here worse
         ("perplexity", ([2.0] * 9, [2.0] * 9), "cannot tell"),
         ("perplexity", ([math.nan] * 9, [2.0] * 9), "does not help"),
+        ("perplexity", ([1.0] * 9 + [math.nan], [2.0] * 9 + [1.0]), "cannot tell"),
+        ("perplexity", ([3.0] * 9 + [1.0], [2.0] * 9 + [math.nan]), "cannot tell"),
+        ("ndcg@10", ([0.45] * 40 + [0.0] * 10, [0.4] * 40 + [0.5] * 10), "does not help"),
         ("ndcg@10", ([0.5, 0.7] * 9, [0.4, 0.5] * 9), "helps"),
         ("ndcg@10", ([0.5, 0.7], [0.4, 0.5]), "cannot tell"),
     ],
@@ -158,6 +183,31 @@ def test_verdicts(measure: str, scores: tuple[list[float], list[float]], verdict
     assert found.comparison == compare(measure, *scores)
     assert found.comparison.low < found.comparison.high or math.isinf(found.comparison.difference)
     assert found.needed > found.items
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "size"),
+    [(0.1, 0.0, 78), (0.2, 0.0, 39), (0.3, 0.0, 25), (0.15, 0.05, 168), (0.3, 0.1, 84), (0.45, 0.15, 56)],
+)
+def test_how_many_prompts_show_a_gain(better: float, worse: float, size: int) -> None:
+    """The fewest that do so in four of five trials, by enumeration of all samples."""
+    assert prompts_to_show(better, worse) == size
+    for items, enough in ((size, True), (size - 1, False)):
+        up, down = np.triu_indices(items + 1)
+        up, down = up, items - down
+        p = 2 * stats.binom.cdf(down, up + down, 0.5)
+        samples = np.stack([up, down, items - up - down], axis=1)
+        chances = stats.multinomial.pmf(samples, items, (better, worse, 1 - better - worse))
+        power = chances[(p < 0.05) & (up > down)].sum()
+        assert (power >= 0.8) == enough
+        assert chance_to_show(items, better, worse) == pytest.approx(power, abs=1e-6)
+
+
+@pytest.mark.parametrize(("items", "gain"), [(300, 0.1), (20_000, 0.0125)])
+def test_items_that_all_differ_are_judged_too(items: int, gain: float) -> None:
+    found = judge("retrieval", *right(items // 2, items // 2, 0))
+    assert found.gain == gain
+    assert found.needed > items
 
 
 def test_as_many_prompts_as_are_named_show_the_gain() -> None:
@@ -173,11 +223,60 @@ def test_as_many_prompts_as_are_named_show_the_gain() -> None:
     assert 0.75 < np.mean(shown) < 0.9
 
 
+@pytest.mark.parametrize("items", [2, 5, 13, 14, 60])
+def test_a_mean_is_judged_by_two_tests(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of SciPy; the interval leaves out no change if the t test gives p < 0.05."""
+    monkeypatch.setattr("converter.evaluation.statistics.SIGNS_AT_ONCE", 1000)  # in many parts
+    rng = np.random.default_rng(items)
+    for mean in (0.0, 0.3, 0.6, 1.0):
+        changes = rng.exponential(1.0, items) - 1 + mean
+        t = stats.ttest_1samp(changes, 0)
+        p = stats.permutation_test((changes,), np.mean, permutation_type="samples", random_state=1).pvalue
+        near = 1e-12 if items <= 13 else 5 * math.sqrt(2 * p * (1 - p) / 9999) + 1e-3
+        assert permutation_p(changes) == pytest.approx(p, abs=near)
+        for measure in ("perplexity", "ndcg@10"):
+            found = compare(measure, (2 + changes).tolist(), [2.0] * items)
+            assert found.p == pytest.approx(max(t.pvalue, permutation_p(changes)))
+            none = 1.0 if measure == "perplexity" else 0.0
+            assert (t.pvalue < 0.05) == (not found.low <= none <= found.high)
+            enough = measure == "ndcg@10" or items >= 10
+            assert found.significant == (found.p < 0.05 and enough)
+
+
+def test_a_permutation_test_takes_little_memory() -> None:
+    changes = np.random.default_rng(0).normal(0, 1, 3000)
+    tracemalloc.start()
+    permutation_p(changes)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 25  # all signs at once would take 240 MB
+
+
+@pytest.mark.parametrize("windows", [12, 16, 64])
+def test_a_text_that_gets_worse_is_not_said_to_gain(windows: int) -> None:
+    """Where four of five windows get a little better and the others much worse, so that the mean is worse."""
+    rng, helps = np.random.default_rng(0), 0
+    for _ in range(100):
+        changes = np.where(rng.random(windows) < 0.2, 0.08, -0.01) + rng.normal(0, 0.004, windows)
+        verdict = judge("perplexity", *moved(changes)).verdict
+        assert verdict != "helps" or changes.mean() < 0
+        helps += verdict == "helps"
+    assert helps <= 15  # of a sign test: about 60, and all for 64 windows
+
+
 def test_a_lost_window_is_worse_and_its_perplexity_infinite() -> None:
     found = compare("perplexity", [1.0] * 9 + [math.nan], [2.0] * 9 + [1.0])
     assert (found.better, found.worse, found.difference) == (9, 1, math.inf)
     both = compare("perplexity", [math.nan, 1.0], [math.inf, 2.0])
     assert (both.better, both.worse) == (1, 0)
+
+
+@pytest.mark.parametrize(("items", "shown"), [(6, 6), (10, 7), (50, 8), (1000, 8)])
+def test_what_is_promised_beforehand_is_shown(items: int, shown: int) -> None:
+    assert promise(items, "prompts") == f"{items} prompts, which can show that {shown} of them get better"
+    for count, enough in ((shown, True), (shown - 1, False)):
+        better = np.random.default_rng(0).binomial(items, count / items, 20_000)
+        assert (np.mean(2 * stats.binom.cdf(0, better, 0.5) < 0.05) >= 0.8) == enough
 
 
 # What is printed
@@ -277,6 +376,7 @@ def test_one_half_chooses_and_the_other_judges(run: RunCli, prompts: Path, tmp_p
     found = run("tune", EXAMPLE, *words, "--out", out)
     assert found.code == 0, found.err
     assert "measuring 12 scalings takes about " in found.err
+    assert "kept back to judge by: 4 prompts or queries, too few to show anything" in found.err
     written = json.loads((out / "tuning.json").read_text())
     curve = Results.from_json(json.loads((out / "results.json").read_text()))
     assert curve.settings["items"] == 8
@@ -321,7 +421,11 @@ def test_a_text_alone_means_perplexity(pristine: Pristine, tmp_path: Path) -> No
         ("perplexity", 64, 4)
     }
     assert result.candidates.measurements[-1].scaling.startswith("fitted")
-    assert len(said) == 1
+    assert len(said) == 3
+    assert said[0].startswith("all 8 windows come from 1 file: parts of one text are alike, so p and the")
+    assert said[2] == (
+        "kept back to judge by: 4 windows, too few to tell: give text for 20, of which half judge"
+    )
 
 
 def test_tasks_that_the_model_cannot_do_tell_nothing(run: RunCli, pristine: Pristine, tmp_path: Path) -> None:

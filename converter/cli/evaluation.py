@@ -39,7 +39,6 @@ from converter.evaluation import tasks
 from converter.evaluation.results import PERPLEXITY, RESULTS, Results
 from converter.evaluation.tasks import AnyTask, TaskType, make_task
 from converter.evaluation.tasks.files import PromptFile
-from converter.scaling.scaling import BASES
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -237,7 +236,7 @@ def tune(
 @target_option
 @scaling_option(
     "--dynamic",
-    type=click.Choice(BASES),
+    type=click.Choice(["position"]),
     help="position: fit slopes that stay as they are up to the trained length (default for decoders).",
 )
 @scaling_option("--static", is_flag=True, help="Fit the same slopes for every length (default for encoders).")

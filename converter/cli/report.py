@@ -209,7 +209,7 @@ def _choice(choice: Choice, name: str) -> str:
 
 
 def _versus(measure: str, found: Comparison) -> str:
-    """The difference from the baseline with its interval (95 %), and the items that differ (sign test)."""
+    """The difference from the baseline with its interval (95 %), the items that differ, and p."""
     from converter.evaluation.results import difference_text
 
     value, interval = difference_text(measure, found)

@@ -86,7 +86,8 @@ def evaluate(
         model_name: its name on the server; by default the path that was given, or the only one there is.
         concurrency: requests at once to the server; 4 by default.
         progress: draw progress bars on stderr.
-        say: called with a line about what is sent to the server, and what is checked first.
+        say: called with a line about what is sent to the server, what is checked first, and windows that come
+            from few files.
         source: see ``SourceOptions``.
 
     Raises:
@@ -127,7 +128,8 @@ def evaluate(
             name = _unique(subject.model.name, described)
             scalings = [subject.model.resolve(request) for request in requests] or [subject.model.scaling]
             wanted = () if fixed else default_lengths(name, subject.model.trained.tokens, lengths)
-            exam = Exam.prepare(subject, asked, files, wanted, items, seed)
+            told = str if described else say  # all models read the same files
+            exam = Exam.prepare(subject, asked, files, wanted, items, seed, told)
             if isinstance(subject, Served):
                 subject.check_room(exam.longest)
                 subject.check_scaling(exam.text, model, say, source)

@@ -53,11 +53,13 @@ class Exam:
         lengths: Sequence[int],
         items: int,
         seed: int,
+        say: Callable[[str], object] = str,
     ) -> Exam:
         """Draws the prompts and reads the text. What is given is measured, and nothing else.
 
         Without ``tasks`` and ``text``, these are the tasks without a file that the tokenizer reads. There are
         at most ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts.
+        ``say``: see ``read_windows``.
         """
         tokenizer, ordered = subject.tokenizer, tuple(sorted(set(lengths)))
         if not tasks and not text:
@@ -68,7 +70,7 @@ class Exam:
         }
         exam = cls({task.name: task for task in tasks}, material, lengths=ordered)
         if text:
-            exam = replace(exam, windows=read_windows(tokenizer, text, ordered[-1], items))
+            exam = replace(exam, windows=read_windows(tokenizer, text, ordered[-1], items, say))
         return exam
 
     @property

@@ -14,11 +14,20 @@ from converter.bytesize import bytes_text
 from converter.errors import UsageError
 from converter.evaluation.descent import End, Look, descend
 from converter.evaluation.evaluate import run_settings
-from converter.evaluation.held_out import ITEMS, Judged, check_gain, judge, judging, rows_of, samples_of
+from converter.evaluation.held_out import (
+    ITEMS,
+    Judged,
+    check_gain,
+    check_text,
+    judge,
+    judging,
+    rows_of,
+    samples_of,
+)
 from converter.evaluation.results import finite
 from converter.evaluation.runner import AUTO, Hardware, choose, free_memory
 from converter.evaluation.samples import Samples
-from converter.evaluation.statistics import fewest_shown
+from converter.evaluation.statistics import promise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask, Task
 from converter.evaluation.trainable import TrainableAlibi, memory
@@ -126,7 +135,8 @@ def fit(
 
     Raises:
         NoGain: nothing that was fitted is better than the stock slopes.
-        UsageError: neither text nor prompts, or too little of them; the target is not above the trained
+        UsageError: neither text nor prompts, too little of them, or text that the model does not understand;
+            the target is not above the trained
             length; a form or model that cannot be fitted; not enough memory.
         SourceError, UnsupportedModel, VerificationError: see ``evaluate``.
         KeyboardInterrupt: Ctrl-C before there was anything better.
@@ -165,7 +175,8 @@ def fit(
         trained = subject.stretched_to(target_length)
         static = static or (dynamic is None and not subject.model.decoder)
         form = _starting_form(subject, trained, target_length if static else None, shared, temperatures)
-        samples = samples_of(subject, files, asked, form, trained, target_length, seed)
+        samples = samples_of(subject, files, asked, form, trained, target_length, seed, say)
+        check_text(subject, samples, trained)
         say(_announcement(subject, form, samples, target_length))
         say(_promise(samples, trained, static=static))
         with step_bar("fitting", steps, show=progress) as advance:
@@ -246,10 +257,7 @@ def _announcement(subject: Subject, form: Scaling, samples: Sequence[Samples], t
 def _promise(samples: Sequence[Samples], trained: int, *, static: bool) -> str:
     """What judges, and what gain it can show."""
     parts = judging(samples, trained, static=static)
-    shown = (
-        f"{len(items)} {ITEMS[each.name]}, which can show that {fewest_shown(len(items))} of them get better"
-        for each, items in parts[: len(samples)]
-    )
+    shown = (promise(len(items), ITEMS[each.name]) for each, items in parts[: len(samples)])
     harm = sum(len(items) for _, items in parts[len(samples) :])
     more = f"; {harm} within the trained length, which can show harm" if harm else ""
     return f"kept back to judge by: {', '.join(shown)}{more}"

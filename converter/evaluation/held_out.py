@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
 
 from converter.errors import NoGain, UsageError
 from converter.evaluation.losses import pieces
-from converter.evaluation.results import FEWEST, SIGNIFICANT, WORTH_RATIO, Verdict
+from converter.evaluation.results import FEWEST, SIGNIFICANT, WORSE_THAN_GUESSING, WORTH_RATIO, Verdict
 from converter.evaluation.runner import Hardware
 from converter.evaluation.samples import Answered, Prompts, Samples, Windows
 from converter.evaluation.scalings import ladder
-from converter.evaluation.statistics import items_to_show, t_interval
+from converter.evaluation.statistics import items_to_show, permutation_p, t_interval
 from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.task import Item, Task
 from converter.evaluation.trainable import Batch, row_losses
@@ -78,13 +76,17 @@ def samples_of(
     trained: int,
     target: int,
     seed: int,
+    say: Callable[[str], object] = str,
 ) -> list[Samples]:
-    """What to learn from, and the parts that are kept back; which they are, the seed decides."""
+    """What to learn from, and the parts that are kept back; which they are, the seed decides.
+
+    ``say``: see ``read_windows``.
+    """
     rng = np.random.default_rng(seed)
     found: list[Samples] = []
     if files:
         count = max(LEARN + STOP + JUDGE, MOST_TOKENS // target)
-        windows = read_windows(subject.tokenizer, files, target, count)
+        windows = read_windows(subject.tokenizer, files, target, count, say)
         judge, stop = _kept(len(windows), target, f"`text` has {len(windows)} windows of {target} tokens")
         windows = windows[rng.permutation(len(windows))]
         parts = windows[judge + stop :], windows[judge : judge + stop], windows[:judge]
@@ -179,6 +181,24 @@ def judging(samples: Sequence[Samples], trained: int, *, static: bool) -> list[t
     return far + near
 
 
+def check_text(subject: Subject, samples: Sequence[Samples], trained: int) -> None:
+    """Raises ``UsageError`` for a text that the model reads worse than guessing, within the trained length.
+
+    Slopes would be fitted to whatever confuses it least.
+    """
+    model = subject.scaled(subject.baseline)
+    guessing = math.log(model.config.vocab_size)
+    for each in samples:
+        if isinstance(each, Windows):
+            loss = float(np.mean(row_losses(model, each.kept(pieces(each.stopping, trained)))))
+            if loss > guessing + WORSE_THAN_GUESSING:
+                raise UsageError(
+                    f"{subject.model.name} does not understand `text`: its loss is {loss:.1f} nats a token "
+                    f"at {trained} tokens, and guessing would give {guessing:.1f}; give text of the kind "
+                    "that it was trained on"
+                )
+
+
 def judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, trained: int) -> list[Judged]:
     """Runs both slopes as the converted model would, on what took no part in the fit."""
     parts = judging(samples, trained, static=scaling.static)
@@ -195,7 +215,8 @@ def judged(name: str, batches: Sequence[Batch], before: Sequence[float], after: 
     stock, fitted = float(np.mean(before)), float(np.mean(after))
     falls = np.subtract(before, after)
     gains = np.exp(np.negative(after)) - np.exp(np.negative(before)) if name == "prompts" else falls
-    mean, p = float(np.mean(gains)), _p(gains)
+    # Where a change is not a number, no test is needed.
+    mean, p = float(np.mean(gains)), permutation_p(gains) if np.isfinite(gains).all() else 1.0
     harms = not fitted < math.inf or (p < SIGNIFICANT and mean < 0)
     small = len(gains) >= FEWEST and (t_interval(gains)[1] < SMALL or not gains.any())
     verdict: Verdict = "does not help" if harms or small else "cannot tell"
@@ -215,16 +236,6 @@ def judged(name: str, batches: Sequence[Batch], before: Sequence[float], after: 
         needed=max(needed, len(gains) + 1) if verdict == "cannot tell" else needed,
         harms=harms,
     )
-
-
-def _p(changes: NDArray[np.float64]) -> float:
-    """Of the permutation test: exact for up to 13 changes, from 9999 draws for more."""
-    if not np.isfinite(changes).all():
-        return 1.0  # no test is needed then
-    test = stats.permutation_test(
-        (changes,), np.mean, permutation_type="samples", vectorized=True, random_state=0
-    )
-    return float(test.pvalue)
 
 
 def check_gain(found: Sequence[Judged], how: str) -> None:

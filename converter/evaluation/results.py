@@ -17,22 +17,29 @@ FORMAT = 1
 """Version of the JSON file's format; it changes when an old reader would misread the new file."""
 RESULTS = "results.json"
 PERPLEXITY = "perplexity"
+WORST_LOSS = 700.0
+"""Loss in nats above which the perplexity counts as infinite, since it nears the largest float64."""
 SIGNIFICANT = 0.05
 """A difference with a smaller p is marked as significant."""
 OTHER_CODE = "other"
 """Recorded of a converted repository whose code is not this version's, with which it is measured."""
 FAILS = 0.1
 """Mean score below which a model counts as unable to do a task."""
+WORSE_THAN_GUESSING = 0.5
+"""Nats per token above the loss of guessing, ln of the vocabulary, from which a model cannot read a text."""
 WORTH, WORTH_RATIO = 0.1, 0.98
 """The gain that is worth a scaling: in the mean score, and as a ratio of perplexities."""
 FEWEST = 6
 """Items that must all get better for p < 0.05; fewer show nothing."""
+FEWEST_WINDOWS = 10
+"""Windows below which a mean loss shows nothing: the few that lose most may all be missing."""
 WIDTH = 80
 """Columns of a terminal that tables fit into."""
 Labels = Mapping[tuple[str, str], str]
 """Model and full name of the scaling -> a short name for both."""
 Metric = Literal["accuracy", "f1", "score", "ndcg@10", "perplexity"]
 Verdict = Literal["helps", "does not help", "cannot tell"]
+Shown = Literal["gain", "loss", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -48,33 +55,38 @@ class Comparison:
     worse: int
     """Items that got better or worse."""
     p: float
-    """The p value of an exact two-sided sign test; for accuracies, this is McNemar's test."""
+    """Of the test that ``statistics.compare`` chose."""
+    shows: Shown
+    """What is more than chance: a gain, a loss, or nothing."""
 
     @property
     def significant(self) -> bool:
-        """Whether the difference is statistically significant (p < 0.05)."""
-        return self.p < SIGNIFICANT
+        """Whether the difference is statistically significant."""
+        return self.shows != "nothing"
 
     @property
     def gains(self) -> bool:
-        """Whether significantly more items got better than worse."""
-        return self.significant and self.better > self.worse
+        """Whether it is significantly better."""
+        return self.shows == "gain"
 
     @property
     def loses(self) -> bool:
-        """Whether significantly more items got worse than better."""
-        return self.significant and self.worse > self.better
+        """Whether it is significantly worse."""
+        return self.shows == "loss"
 
     def verdict(self, metric: str, items: int) -> Verdict:
         """What it shows, as a comparison of so many items with no scaling.
 
-        The scaling helps if significantly more items got better than worse. It does not help if significantly
-        more got worse, or if the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
+        The scaling helps if it is significantly better. It does not help if it is significantly worse, or if
+        the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
         """
         if self.gains:
             return "helps"
-        small = self.low > WORTH_RATIO if metric == PERPLEXITY else self.high < WORTH
-        return "does not help" if self.loses or (small and items >= FEWEST) else "cannot tell"
+        if metric == PERPLEXITY:
+            small, fewest = self.low > WORTH_RATIO, FEWEST_WINDOWS
+        else:
+            small, fewest = self.high < WORTH, FEWEST
+        return "does not help" if self.loses or (small and items >= fewest) else "cannot tell"
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,16 @@ class Measurement:
     """For perplexity, the loss by position in the window."""
     comparison: Comparison | None = None
     """With the run's first model and scaling; None for that one itself, and if the items differ."""
+
+    @property
+    def late(self) -> float | None:
+        """The perplexity in the last quarter of the window; None without the loss by position."""
+        parts = [part for part in self.positions if part.start + part.end > 1.5 * self.length]
+        if not parts:
+            return None
+        widths = [part.end - part.start for part in parts]
+        losses = [part.loss * width for part, width in zip(parts, widths, strict=True)]
+        return exp_of(sum(losses) / sum(widths))
 
     @property
     def items(self) -> int:
@@ -175,20 +197,23 @@ class Results:
         each_once = len({*models}) == len(models)
         return {row: row[0] if each_once else f"{row[0]}: {short[row[1]]}" for row in rows}
 
-    def table(self, task: str, labels: Labels | None = None) -> str:
+    def table(self, task: str, labels: Labels | None = None, *, late: bool = False) -> str:
         """One task as Markdown: a row for each model and scaling, a column for each length.
 
         Scores are in per cent. A cell has the value and, in brackets, a 95 % confidence interval: in the
         first row of the value, in the others of the difference from the first row on the same items (for
-        perplexity, the ratio). ``*`` marks a significant one (p < 0.05), and ``?`` too few items to tell.
-        Lengths for which ``WIDTH`` has no room are in further tables below.
+        perplexity, the ratio). ``*`` marks a significant one, and ``?`` too few items to tell.
+        Lengths for which ``WIDTH`` has no room are in further tables below. With ``late``, a cell has the
+        perplexity of the last quarter of the windows and, in brackets, its ratio to the first row's.
         """
         labels = self.labels() if labels is None else labels
-        cells = {
-            (each.model, each.scaling, each.length): _cell(each)
-            for each in self.measurements
-            if each.task == task
-        }
+        found = [each for each in self.measurements if each.task == task]
+        base: dict[int, Measurement] = {}
+        cells = {}
+        for each in found:
+            base.setdefault(each.length, each)
+            cell = _late_cell(each, base[each.length]) if late else _cell(each)
+            cells[each.model, each.scaling, each.length] = cell
         lengths = sorted({length for _, _, length in cells})
         rows = list(dict.fromkeys((model, scaling) for model, scaling, _ in cells))
         head = "scaling" if len({model for model, _ in rows}) == 1 else "model"
@@ -221,14 +246,16 @@ class Results:
                 f"{task}{' of masked tokens' * masked} ({found[0].metric}{unit}; {number} {what} per length)"
             )
             parts += [title, "", self.table(task, own), ""]
+            if any(each.late is not None for each in found):
+                parts += ["In the last quarter of each window:", "", self.table(task, own, late=True), ""]
         if any(each.comparison for each in self.measurements):
             parts += ["In brackets: 95 % interval; after row 1, of the difference from it (x: ratio)", ""]
-        if any(each.comparison and each.comparison.significant for each in self.measurements):
-            parts += ["* differs from the first row on the same items (sign test, p < 0.05)", ""]
-        if any(_open(each) for each in self.measurements):
+        if any(_mark(each) == "*" for each in self.measurements):
+            parts += ["* differs from the first row on the same items (p < 0.05)", ""]
+        if any(_mark(each) == "?" for each in self.measurements):
             gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
             parts += [f"? too few items to tell a gain of {gain}", ""]
-        notes = self._doubts()
+        notes = [*self._doubts(), *self._unread()]
         for name, model in self.models.items():
             if model.get("code") == OTHER_CODE:
                 notes.append(
@@ -243,6 +270,26 @@ class Results:
         parts += [line for note in notes for line in (note, "")]
         named = legend(own) if labels is None else ""
         return "\n".join([*parts, named] if named else parts[:-1])
+
+    def _unread(self) -> list[str]:
+        """A warning for each model that, unscaled and within its length, reads a text worse than guessing."""
+        shortest: dict[str, Measurement] = {}
+        for each in sorted(self.measurements, key=lambda each: each.length):
+            if each.scaling == "none" and each.metric == PERPLEXITY:
+                shortest.setdefault(each.model, each)
+        notes = []
+        for name, each in shortest.items():
+            about = self.models.get(name, {})
+            trained, vocabulary = about.get("train_length"), about.get("vocabulary")
+            within = trained is None or each.length <= trained
+            if within and vocabulary and each.value > vocabulary * math.exp(WORSE_THAN_GUESSING):
+                notes.append(
+                    f"Unscaled, {name} reads the text worse than guessing: a perplexity of "
+                    f"{perplexity_text(each.value)} at {each.length} tokens, with {vocabulary} different "
+                    "tokens. It tells nothing about how scaling affects it; measure a text of the kind that "
+                    "it was trained on."
+                )
+        return notes
 
     def _doubts(self) -> list[str]:
         """A warning for each model that fails at tasks without scaling, at a length that needs none."""
@@ -285,16 +332,28 @@ def _cell(each: Measurement) -> str:
     unit = 1 if each.metric == PERPLEXITY else 100
     value, low, high = (text(unit * number) for number in (each.value, each.low, each.high))
     if each.comparison is not None:
-        mark = "*" if each.comparison.significant else "?" if _open(each) else ""
-        return f"{value} ({difference_text(each.metric, each.comparison)[1]}){mark}"
+        return f"{value} ({difference_text(each.metric, each.comparison)[1]}){_mark(each)}"
     return f"{value} ({low} to {high})" if each.items > 1 else value
 
 
-def _open(each: Measurement) -> bool:
-    """Whether the items cannot tell; equal losses of all tokens leave no question."""
+def _late_cell(each: Measurement, first: Measurement) -> str:
+    if each.late is None:
+        return ""
+    value = perplexity_text(each.late)
+    if each.comparison is None or not first.late or not math.isfinite(each.late / first.late):
+        return value
+    return f"{value} (x {_ratio_text(each.late / first.late)})"
+
+
+def _mark(each: Measurement) -> str:
+    """What the difference shows: ``*`` if it is significant, ``?`` if the items cannot tell."""
     found = each.comparison
-    same = each.metric == PERPLEXITY and found is not None and not found.better + found.worse
-    return each.verdict == "cannot tell" and not same
+    if found is None:
+        return ""
+    if found.significant:
+        return "*"
+    same = each.metric == PERPLEXITY and not found.better + found.worse  # leaves no question
+    return "?" if each.verdict == "cannot tell" and not same else ""
 
 
 def difference_text(measure: str, found: Comparison) -> tuple[str, str]:
@@ -318,6 +377,11 @@ def perplexity_text(value: float) -> str:
     if value >= 1e5:
         return f"{value:.2g}"
     return f"{value:.3g}" if value < 10 else f"{value:.1f}"
+
+
+def exp_of(loss: float) -> float:
+    """A perplexity; infinite instead of an overflow."""
+    return math.inf if loss > WORST_LOSS else math.exp(loss)
 
 
 def finite(value: Any) -> Any:
@@ -356,11 +420,19 @@ def _measurement(value: Mapping[str, Any]) -> Measurement:
         if versus is None
         else Comparison(
             **_interval(versus, "difference"),
-            better=int(versus["better"]),
-            worse=int(versus["worse"]),
-            p=float(versus["p"]),
+            **_test(versus),
         ),
     )
+
+
+def _test(versus: Mapping[str, Any]) -> dict[str, Any]:
+    """What a comparison's test found; files of older versions have a sign test, without what it shows."""
+    better, worse, p = int(versus["better"]), int(versus["worse"]), float(versus["p"])
+    more: Shown = "gain" if better > worse else "loss"
+    shows = versus.get("shows", more if p < SIGNIFICANT else "nothing")
+    if shows not in get_args(Shown):
+        raise ValueError(f"shows {shows!r}")
+    return {"better": better, "worse": worse, "p": p, "shows": shows}
 
 
 def _interval(value: Mapping[str, Any], name: str) -> dict[str, Any]:

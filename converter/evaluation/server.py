@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
@@ -20,6 +21,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from converter.bytesize import bytes_text
+from converter.config import is_count
 from converter.errors import MissingPackage, ServerError, UnsupportedModel, UsageError, VerificationError
 from converter.evaluation.runner import SHARE, choose, free_memory
 from converter.evaluation.samples import next_tokens
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 
 SECONDS, RETRIES = 600.0, 4
 """Of one request: the time limit, and how often the client repeats it after a failure that may pass."""
+MOST_BYTES = 1 << 27
+"""Of one answer, unpacked; the log-probabilities of a token take about 100."""
 NEUTRAL = {"repetition_penalty": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}
 """What servers take from generation_config.json unless a request says otherwise, as values without effect."""
 SENT = ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_CUSTOM_HEADERS")
@@ -81,7 +86,10 @@ class Served:
         """Continues each prompt greedily, in the order of the prompts."""
 
         def ask(prompt: Sequence[int]) -> str:
-            return str(self._ask(prompt, max_tokens=max_new_tokens, extra_body=self.neutral).text)
+            text = self._ask(prompt, max_tokens=max_new_tokens, extra_body=self.neutral).text
+            if not isinstance(text, str):
+                raise ServerError(f"the server at {self.url} gives no text; measure with another server")
+            return text
 
         return self._each(ask, prompts, advance)
 
@@ -95,6 +103,11 @@ class Served:
                 raise ServerError(
                     f"the server at {self.url} gives no log-probabilities of a prompt (`echo` with "
                     "`logprobs`), which perplexity needs; drop `text`, or measure with another server"
+                )
+            if not all(map(_is_logprob, found[1 : len(ids)])):
+                raise ServerError(
+                    f"the server at {self.url} gives log-probabilities of a prompt that are none: they must "
+                    "be numbers up to 0; look at the server's log, or measure with another server"
                 )
             return -np.array(found[1 : len(ids)], dtype=np.float64)
 
@@ -176,6 +189,11 @@ class Served:
             return answer.choices[0]
 
 
+def _is_logprob(value: Any) -> bool:
+    """Whether it is a number up to 0, or above it by rounding; minus infinity is one, and NaN is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value <= ROUNDING
+
+
 def share(
     there: NDArray[np.float64], unscaled: NDArray[np.float64], scaled: NDArray[np.float64]
 ) -> tuple[float, float] | None:
@@ -218,7 +236,9 @@ def open_served(
     if sent := [each for each in SENT if os.environ.get(each)]:
         say(f"{' and '.join(sent)} of the environment: sent to {url}")
     key = os.environ.get("OPENAI_API_KEY") or "none"
-    client = openai.OpenAI(base_url=address, api_key=key, timeout=SECONDS, max_retries=RETRIES)
+    client = openai.OpenAI(
+        base_url=address, api_key=key, timeout=SECONDS, max_retries=RETRIES, http_client=_http_client(url)
+    )
     with contextlib.closing(client), tempfile.TemporaryDirectory(prefix="ntk-convert-") as work:
         name, context = _found(client, url, name, str(model))
         tokenizer = _tokenizer(opened, Path(work) / "model")
@@ -255,7 +275,38 @@ def _found(client: Any, url: str, name: str | None, path: str) -> tuple[str, int
             f"the server at {url} has no model {name!r}, but {_names(served)}; correct `model_name`"
         )
     context = getattr(served[name], "max_model_len", None)  # vLLM's
-    return name, context if isinstance(context, int) else None
+    return name, context if is_count(context) else None
+
+
+def _http_client(url: str) -> Any:
+    """A client that follows no redirect, and reads no endless answer.
+
+    A redirect would send the prompts, and what the environment adds, to another host. Answers must not be
+    packed, since a few bytes can become gigabytes.
+    """
+    import openai
+
+    class Client(openai.DefaultHttpxClient):
+        def send(self, request: Any, **options: Any) -> Any:
+            ends, content = time.monotonic() + SECONDS, bytearray()
+            request.headers["Accept-Encoding"] = "identity"
+            response = super().send(request, **{**options, "stream": True})
+            with contextlib.closing(response):
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise ServerError(f"the server at {url} packs its answers, which it was not asked for")
+                for part in response.iter_bytes():
+                    content += part
+                    if len(content) > MOST_BYTES:
+                        raise ServerError(f"an answer of {url} has more than {bytes_text(MOST_BYTES)}")
+                    if time.monotonic() > ends:
+                        raise ServerError(
+                            f"the server at {url} did not end its answer within {SECONDS:.0f} s; give a "
+                            "smaller `concurrency`, or look at the server's log"
+                        )
+            found, headers = bytes(content), response.headers
+            return type(response)(response.status_code, headers=headers, content=found, request=request)
+
+    return Client(follow_redirects=False)
 
 
 def _names(served: Any) -> str:
@@ -274,6 +325,8 @@ def _explained(url: str, name: str) -> Iterator[None]:
             "`concurrency`, or look at the server's log"
         ) from error
     except openai.APIConnectionError as error:
+        if isinstance(error.__cause__, ServerError):
+            raise error.__cause__ from error
         reason = error.__cause__ or error
         raise ServerError(f"no server answers at {url} ({reason}); start it, or correct `server`") from error
     except openai.AuthenticationError as error:
@@ -281,6 +334,11 @@ def _explained(url: str, name: str) -> Iterator[None]:
             f"the server at {url} rejects the key; set the environment's OPENAI_API_KEY to one of its keys"
         ) from error
     except openai.APIStatusError as error:
+        if target := error.response.headers.get("location"):
+            raise ServerError(
+                f"the server at {url} points elsewhere, to {target[:200]!r}, where nothing is sent; if "
+                "that is the right address, give it as `server`"
+            ) from error
         said = error.body.get("message") if isinstance(error.body, dict) else None
         raise ServerError(
             f"the server at {url} rejects a request for {name or 'its models'} (HTTP {error.status_code}): "

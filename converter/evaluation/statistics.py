@@ -10,14 +10,28 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from converter.evaluation.results import FEWEST, PERPLEXITY, WORTH, WORTH_RATIO, Comparison, Verdict
+from converter.evaluation.results import (
+    FEWEST,
+    FEWEST_WINDOWS,
+    PERPLEXITY,
+    SIGNIFICANT,
+    WORTH,
+    WORTH_RATIO,
+    Comparison,
+    Shown,
+    Verdict,
+    exp_of,
+)
 
 CONFIDENCE = 0.95
-WORST_LOSS = 700.0
-"""Loss in nats above which the perplexity counts as infinite, since it nears the largest float64."""
+DRAWS, SIGNS_AT_ONCE = 9999, 1 << 20
+"""Random signs of a permutation test for all items, and signs in memory at a time."""
+ROUNDING = 1e-12
+"""Relative difference of sums that is rounding: equal changes, added in another order, are equal."""
 POWER = 0.8
 """The chance that ``needed`` items show the gain."""
-MOST_DIFFERING = 20_000
+IGNORED = 1e-9
+"""Chance of the numbers of differing prompts at each end that ``chance_to_show`` leaves out."""
 
 Interval = tuple[float, float]
 QUANTILES = float(stats.norm.isf((1 - CONFIDENCE) / 2) + stats.norm.ppf(POWER))
@@ -58,21 +72,54 @@ def summarise(metric: str, scores: Sequence[float]) -> tuple[float, float, float
 def compare(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> Comparison:
     """Compares a scaling's scores with a baseline's on the same items, in the same order.
 
-    ``p`` comes from the exact two-sided sign test over the items that differ; for accuracies, this is
-    McNemar's test. The interval is that of ``paired_interval`` where items are right or wrong, and Student's
-    t interval of the items' differences for other scores and losses. A NaN loss counts as infinite.
+    Where items are right or wrong, ``p`` comes from the exact two-sided sign test over the items that differ,
+    which is McNemar's test, and the interval is that of ``paired_interval``. Other scores and losses are
+    judged by their mean: the interval is Student's t interval of the items' differences, and ``p`` the larger
+    of the p of the paired t test and of ``permutation_p``. So a significant difference has an interval that
+    leaves out no change. Losses of fewer than ``FEWEST_WINDOWS`` windows show nothing. A NaN loss counts as
+    infinite; where a difference is not finite, ``p`` is that of the sign test.
     """
     differences = _differences(metric, scores, baseline)
-    below, above = int((differences < 0).sum()), int((differences > 0).sum())
-    better, worse = (below, above) if metric == PERPLEXITY else (above, below)
-    p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
-    if metric == PERPLEXITY:
-        mean, low, high = map(exp_of, (_mean(differences), *t_interval(differences)))
+    gains = -differences if metric == PERPLEXITY else differences
+    better, worse, gain = int((gains > 0).sum()), int((gains < 0).sum()), _mean(gains)
+    right_or_wrong = metric != PERPLEXITY and _right_or_wrong(differences)
+    if right_or_wrong:
+        low, high = paired_interval(better, worse, len(gains))
     else:
-        exact = np.isin(differences, (-1.0, 0.0, 1.0)).all()
-        ends = paired_interval(better, worse, len(differences)) if exact else t_interval(differences)
-        mean, low, high = _mean(differences), max(ends[0], -1.0), min(ends[1], 1.0)
-    return Comparison(mean, low, high, better, worse, p)
+        low, high = t_interval(differences)
+    if right_or_wrong or not np.isfinite(differences).all():
+        p = _sign_p(better, worse)
+        telling = (better - worse) * gain > 0  # false for an infinite loss in a few windows
+    else:
+        p = max(_t_p(differences), permutation_p(differences))
+        telling = metric != PERPLEXITY or len(gains) >= FEWEST_WINDOWS
+    shows: Shown = "nothing"
+    if p < SIGNIFICANT and telling:
+        shows = "gain" if gain > 0 else "loss"
+    mean = _mean(differences)
+    if metric == PERPLEXITY:
+        return Comparison(exp_of(mean), exp_of(low), exp_of(high), better, worse, p, shows)
+    return Comparison(mean, max(low, -1.0), min(high, 1.0), better, worse, p, shows)
+
+
+def permutation_p(changes: NDArray[np.float64]) -> float:
+    """p of the two-sided permutation test of a mean change (Fisher 1935), float64 [items], all finite.
+
+    The changes keep their sizes and get random signs. All combinations of signs are tried if there are at
+    most ``DRAWS``, else so many drawn ones, always the same, and the changes' own (Phipson and Smyth 2010).
+    The memory does not grow with the number of items.
+    """
+    count, total = len(changes), changes.sum()
+    least = abs(total) * (1 - ROUNDING)
+    if 2**count <= DRAWS:
+        signs = 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
+        return float(np.mean(abs(signs @ changes) >= least))
+    rng, extreme = np.random.default_rng(0), 1
+    rows = max(1, SIGNS_AT_ONCE // count)
+    for start in range(0, DRAWS, rows):
+        kept = rng.integers(2, size=(min(rows, DRAWS - start), count), dtype=np.int8)
+        extreme += int(np.sum(abs(2 * (kept @ changes) - total) >= least))
+    return extreme / (DRAWS + 1)
 
 
 def paired_interval(better: int, worse: int, items: int) -> Interval:
@@ -106,12 +153,51 @@ def items_to_show(spread: float, gain: float) -> int:
     return FEWEST + math.ceil((QUANTILES * spread / gain) ** 2)
 
 
-def fewest_shown(items: int) -> int:
+def fewest_shown(items: int) -> int | None:
     """How many items must get better, while the others stay, to show it in ``POWER`` of all trials.
 
-    This solves ``items_to_show`` for the share that gets better.
+    Each gets better with the same chance, and ``FEWEST`` must. None for fewer items than that.
     """
-    return math.ceil(items / (1 + (items - FEWEST) / QUANTILES**2))
+    counts = range(FEWEST, items + 1)
+    return next((each for each in counts if stats.binom.sf(FEWEST - 1, items, each / items) >= POWER), None)
+
+
+def promise(items: int, what: str) -> str:
+    """What so many items can show, in words; ``what`` they are."""
+    shown = fewest_shown(items)
+    if shown is None:
+        return f"{items} {what}, too few to show anything"
+    return f"{items} {what}, which can show that {shown} of them get better"
+
+
+def prompts_to_show(better: float, worse: float) -> int:
+    """The fewest prompts with which the sign test shows a gain in ``POWER`` of all trials.
+
+    A prompt gets better with the chance ``better``, and worse with the smaller one ``worse``.
+    """
+    low, high = 0, FEWEST
+    while chance_to_show(high, better, worse) < POWER:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if chance_to_show(middle, better, worse) < POWER:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def chance_to_show(items: int, better: float, worse: float) -> float:
+    """The chance that the sign test of so many prompts shows a gain; see ``prompts_to_show``.
+
+    How many prompts differ is random too: this is the sum over their number.
+    """
+    share = better + worse
+    fewest, most = stats.binom.ppf((IGNORED, 1 - IGNORED), items, share)
+    differing = np.arange(fewest, most + 1)
+    critical = stats.binom.isf((1 - CONFIDENCE) / 2, differing, 0.5)
+    shown = stats.binom.sf(critical, differing, better / share)
+    return float(stats.binom.pmf(differing, items, share) @ shown)
 
 
 def t_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
@@ -126,17 +212,30 @@ def t_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
 def _needed(metric: str, differences: NDArray[np.float64], gain: float) -> int:
     """How many items would most likely show a gain, if they differ as these do."""
     count = len(differences)
-    if metric != PERPLEXITY and np.isin(differences, (-1.0, 0.0, 1.0)).all():
+    if metric != PERPLEXITY and _right_or_wrong(differences):
         share = max(gain, _clopper_pearson(int((differences != 0).sum()), count)[1])
-        sizes = np.arange(1, MOST_DIFFERING)
-        critical = stats.binom.isf((1 - CONFIDENCE) / 2, sizes, 0.5)
-        enough = stats.binom.sf(critical, sizes, (1 + gain / share) / 2) >= POWER
-        return math.ceil((int(sizes[enough][0]) if enough.any() else MOST_DIFFERING) / share)
+        return prompts_to_show((share + gain) / 2, (share - gain) / 2)
     spread = float(np.std(differences, ddof=1)) if count > 1 and np.isfinite(differences).all() else 0.0
+    fewest = FEWEST_WINDOWS if metric == PERPLEXITY else FEWEST
     if spread == 0:
-        return max(FEWEST, 2 * count)
+        return max(fewest, 2 * count)
     size = -math.log(1 - gain) if metric == PERPLEXITY else gain
-    return items_to_show(spread, size)
+    return max(fewest, items_to_show(spread, size))
+
+
+def _right_or_wrong(differences: NDArray[np.float64]) -> bool:
+    return bool(np.isin(differences, (-1.0, 0.0, 1.0)).all())
+
+
+def _sign_p(better: int, worse: int) -> float:
+    return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
+
+
+def _t_p(differences: NDArray[np.float64]) -> float:
+    """p of the two-sided t test of the mean: below 0.05 if ``t_interval`` leaves out 0."""
+    if len(differences) < 2 or np.ptp(differences) == 0:
+        return 1.0
+    return float(2 * stats.t.sf(abs(differences.mean()) / stats.sem(differences), len(differences) - 1))
 
 
 def _clopper_pearson(successes: int, count: int) -> Interval:
@@ -164,8 +263,3 @@ def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
     """The mean; NaN, without a warning, if the values hold infinities of both signs."""
     with np.errstate(invalid="ignore"):
         return float(np.mean(values))
-
-
-def exp_of(loss: float) -> float:
-    """A perplexity; infinite instead of an overflow."""
-    return math.inf if loss > WORST_LOSS else math.exp(loss)

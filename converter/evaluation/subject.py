@@ -129,9 +129,10 @@ class Subject:
     @cached_property
     def baseline(self) -> Scaling:
         """What other scalings are compared with: none, or the one that the model was tuned with."""
+        if not self.model.converted:
+            return UNSCALED
         digests = {name: sha256(self.model.folder / name) for name in self.model.source.weights()}
-        tuned = self.model.converted and weights_of(self.model, digests) != "original"
-        return self.model.scaling if tuned else UNSCALED
+        return UNSCALED if weights_of(self.model, digests) == "original" else self.model.scaling
 
     def scaled(self, scaling: Scaling) -> Any:
         """The model under a scaling, in evaluation mode; do not use an earlier one after this call."""
@@ -231,6 +232,7 @@ def about(model: Model) -> dict[str, Any]:
         "train_length": model.trained.tokens,
         "heads": model.geometry.num_heads,
         "layers": model.geometry.num_layers,
+        "vocabulary": model.config.get("vocab_size"),
         **({"set": dict(model.overrides)} if model.overrides else {}),
     }
 
@@ -295,6 +297,8 @@ def open_subject(
 def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = False) -> Model:
     """Converts local files and verifies the result, which does not outlive the evaluation."""
     plan = decide(model, request_for(scaling, model.trained.tokens), link="symbolic")
+    if not isinstance(model, AlibiModel):  # converted for each scaling, and compared when it was opened
+        plan = replace(plan, order=replace(plan.order, digests={}))
     model.source.fetch(plan.wanted)
     folder.mkdir()
     repository = write(plan, folder, progress=progress).model

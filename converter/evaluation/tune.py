@@ -18,10 +18,18 @@ import numpy as np
 from converter.errors import UsageError
 from converter.evaluation.evaluate import compared, run_settings
 from converter.evaluation.exam import Exam
-from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results, Verdict, finite
+from converter.evaluation.results import (
+    FEWEST_WINDOWS,
+    PERPLEXITY,
+    Comparison,
+    Measurement,
+    Results,
+    Verdict,
+    finite,
+)
 from converter.evaluation.runner import choose
 from converter.evaluation.scalings import candidates, command, ladder
-from converter.evaluation.statistics import Judgement, compare, judge
+from converter.evaluation.statistics import Judgement, compare, judge, promise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask, make_tasks
 from converter.paths import listed
@@ -139,7 +147,8 @@ def tune(
         slopes: a file of fitted slopes, one more candidate. What they were fitted to must not be in ``tasks``
             and ``text``.
         seed, device, dtype, batch_size, progress: as for ``evaluate``.
-        say: called with a line about how much is measured and how long it takes, before it starts.
+        say: called before it starts, with a line about how much is measured and how long it takes, and one
+            about what judges, and what gain it can show.
         source: see ``SourceOptions``.
 
     Raises:
@@ -161,11 +170,12 @@ def tune(
         scalings = list(dict.fromkeys([baseline, *others]))
         if slopes is not None:
             scalings.append(subject.model.resolve(Request(slopes=read_slopes_file(slopes))))
-        exam = Exam.prepare(subject, asked, files, ladder(trained, target_length), items, seed)
+        exam = Exam.prepare(subject, asked, files, ladder(trained, target_length), items, seed, say)
         judging, choosing = _halves(exam, trained, target_length)
         finalists = 1 + bool(exam.tasks) + bool(exam.windows.size)
         work = choosing.tokens * len(scalings) + judging.tokens * finalists
         say(_announcement(subject, choosing, len(scalings), work))
+        say(_promise(judging))
         named = {scaling: short_names(map(str, scalings))[str(scaling)] for scaling in scalings}
         with token_bar(named[baseline], work, show=progress) as bar:
             stock = judging.measure(subject, baseline, bar, first=True)
@@ -187,7 +197,7 @@ def tune(
         target_length=target_length,
         candidates=Results(found, about, settings, seconds),
         choices=[
-            _choice(measure, scaling, [each for each in curve if each.task not in failed], trained)
+            _choice(measure, scaling, baseline, [each for each in curve if each.task not in failed], trained)
             for measure, scaling in best.items()
         ],
         curve=Results(curve, about, settings, seconds),
@@ -202,12 +212,10 @@ def tune(
     return replace(result, command=bake)
 
 
-def pooled(measure: str, scaling: Scaling, found: Sequence[Measurement]) -> tuple[list[float], list[float]]:
-    """The scores of a scaling and those of none by a measure, over all tasks and lengths in ``found``."""
-    return tuple(  # type: ignore[return-value]  # there are two
-        [score for each in found if _of(measure, each) and each.scaling == str(one) for score in each.scores]
-        for one in (scaling, UNSCALED)
-    )
+def pooled(measure: str, scaling: Scaling, found: Sequence[Measurement]) -> list[float]:
+    """The scores of a scaling by a measure, over all tasks and lengths in ``found``."""
+    own = [each for each in found if _of(measure, each) and each.scaling == str(scaling)]
+    return [score for each in own for score in each.scores]
 
 
 def _halves(exam: Exam, trained: int, target: int) -> tuple[Exam, Exam]:
@@ -241,6 +249,17 @@ def _announcement(subject: Subject, exam: Exam, scalings: int, work: int) -> str
     return f"measuring {scalings} scalings takes about {minutes:.1f} minutes; fewer items take less"
 
 
+def _promise(judging: Exam) -> str:
+    """What judges at the target, and what gain it can show."""
+    last = judging.at_longest()
+    asked = sum(len(found) for by_length in last.material.values() for found in by_length.values())
+    parts = [promise(asked, "prompts or queries")] if asked else []
+    if windows := len(last.windows):
+        few = f", too few to tell: give text for {2 * FEWEST_WINDOWS}, of which half judge"
+        parts.append(f"{windows} windows" + few * (windows < FEWEST_WINDOWS))
+    return f"kept back to judge by: {'; '.join(parts)}"
+
+
 def _run(
     exam: Exam,
     subject: Subject,
@@ -264,13 +283,15 @@ def _best(found: Sequence[Measurement], measure: str, scalings: Sequence[Scaling
     """The best scaling but the baseline by a measure; among equals the first, which is the mildest."""
 
     def badness(scaling: Scaling) -> float:
-        mean = float(np.mean(pooled(measure, scaling, found)[0]))
+        mean = float(np.mean(pooled(measure, scaling, found)))
         return float(np.nan_to_num(mean, nan=np.inf)) if measure == PERPLEXITY else -mean
 
     return min(scalings, key=badness)
 
 
-def _choice(measure: str, scaling: Scaling, curve: Sequence[Measurement], trained: int) -> Choice:
+def _choice(
+    measure: str, scaling: Scaling, baseline: Scaling, curve: Sequence[Measurement], trained: int
+) -> Choice:
     longest = {
         task: max(each.length for each in curve if each.task == task)
         for task in {each.task for each in curve}
@@ -280,7 +301,7 @@ def _choice(measure: str, scaling: Scaling, curve: Sequence[Measurement], traine
     at_short = [each for each in curve if each.length == short]
 
     def versus(measure: str, measured: Sequence[Measurement]) -> Comparison | None:
-        ours, theirs = pooled(measure, scaling, measured)
+        ours, theirs = (pooled(measure, each, measured) for each in (scaling, baseline))
         return compare(measure, ours, theirs) if ours else None
 
     other = PERPLEXITY if measure == RETRIEVAL else RETRIEVAL
@@ -288,7 +309,7 @@ def _choice(measure: str, scaling: Scaling, curve: Sequence[Measurement], traine
     return Choice(
         measure=measure,
         scaling=scaling,
-        judgement=judge(measure, *pooled(measure, scaling, at_target)),
+        judgement=judge(measure, *(pooled(measure, each, at_target) for each in (scaling, baseline))),
         other=versus(other, at_target),
         short=short,
         at_short={each: found for each, found in costs.items() if found is not None},

@@ -107,4 +107,5 @@ class OnnxOptions:
         words += ["--pooling", self.pooling] if self.pooling else []
         words += ["--onnx-standalone"] if self.standalone else []
         words += ["--last-logits"] if self.last_logits else []
+        words += ["--provider", self.provider] if self.provider else []
         return words + [word for file in self.calibrate for word in ("--calibrate", str(file))]

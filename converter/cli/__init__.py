@@ -30,6 +30,7 @@ DISK_REMEDIES = {
     errno.EDQUOT: "free some of your quota or change --out",
     errno.EACCES: "change its permissions or choose another folder",
     errno.EPERM: "change its permissions or choose another folder",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.EFBIG: "raise the limit on the size of a file (ulimit -f), or choose another disk",
     errno.EROFS: "choose a folder that can be written",
     errno.EBUSY: "a mount point cannot be replaced; choose a folder inside it",

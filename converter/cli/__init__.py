@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
         # matplotlib logs that it builds its font cache on its first run.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    if not sys.stderr.isatty() and not {"-q", "--quiet"} & set(words):  # no bar is drawn there
+    if {"-q", "--quiet"} & set(words):
+        LOG.setLevel(logging.ERROR)
+    elif not sys.stderr.isatty():  # no bar is drawn there
         LOG.setLevel(logging.INFO)
         LOG.addHandler(logging.StreamHandler())
     reserve = bytearray(8 << 20)  # so that there is memory left to say that there is none

@@ -38,9 +38,9 @@ class Bar:
 
 
 @contextmanager
-def stage(title: str) -> Iterator[None]:
-    """Logs what runs once it has taken ``LONG``, for those who see no bar."""
-    timer = threading.Timer(LONG, LOG.info, (f"{title} ...",))
+def stage(title: str, level: int = logging.INFO) -> Iterator[None]:
+    """Logs what runs once it has taken ``LONG``, for those who see no bar; a warning is seen by all."""
+    timer = threading.Timer(LONG, LOG.log, (level, f"{title} ..."))
     timer.daemon = True
     timer.start()
     try:

@@ -7,7 +7,7 @@ Families differ in their layers. A family's backbone is its own class. It names 
 ``PreTrainedModel`` among its direct bases.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -282,6 +282,11 @@ def check_one_text(position_ids: torch.Tensor, real: torch.Tensor | None) -> Non
 class SentenceEncoding:
     """Mixin for a backbone that embeds texts. A text's embedding is the mean of its tokens' hidden states."""
 
+    place: Mapping[str, Any] = {}
+    """Arguments of ``from_pretrained`` that say where the model's files are, its revision among them."""
+    tokenizer: Any = None
+    """The repository's tokenizer, once ``encode`` has loaded it."""
+
     @torch.inference_mode()
     def encode(
         self,
@@ -307,7 +312,10 @@ class SentenceEncoding:
                 config's ``max_position_embeddings`` by default.
         """
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        tokenizer = AutoTokenizer.from_pretrained(self.name_or_path, trust_remote_code=True)
+        if self.tokenizer is None:
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                self.name_or_path, trust_remote_code=True, **self.place
+            )
         options = {"padding": True, "truncation": True, "max_length": self.config.max_position_embeddings}
         options |= tokenizer_options
         if device is not None:
@@ -318,7 +326,7 @@ class SentenceEncoding:
         embeddings: list[Any] = [None] * len(texts)
         for start in range(0, len(order), batch_size):
             indices = order[start : start + batch_size]
-            batch = tokenizer([texts[index] for index in indices], return_tensors="pt", **options)
+            batch = self.tokenizer([texts[index] for index in indices], return_tensors="pt", **options)
             batch = batch.to(self.device)
             hidden_states = self(**batch, return_dict=True).last_hidden_state.float()
             pooled = mean_pooling(hidden_states, batch["attention_mask"])

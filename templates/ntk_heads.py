@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
@@ -23,6 +22,9 @@ NOT_SERVED = (
     *("head_mask", "cross_attn_head_mask", "encoder_hidden_states", "encoder_attention_mask", "is_causal"),
     *("prefix_mask", "sequence_id", "subset_mask", "masked_tokens_mask"),
 )
+
+# Arguments of from_pretrained that say where files are; not its token, which pickled models would hold.
+PLACE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder")
 
 
 def check_keywords(model: nn.Module, keywords: Mapping[str, Any], *not_served: str) -> None:
@@ -55,14 +57,25 @@ class Support:
 
     @classmethod
     def from_pretrained(
-        cls, name: str | PathLike, *args: Any, config: Any = None, **kwargs: Any
-    ) -> PreTrainedModel:
-        """transformers' method, which may be given a config of another class, such as ``BertConfig``."""
+        cls,
+        pretrained_model_name_or_path: str | PathLike | None,
+        *args: Any,
+        config: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """transformers' method, which may be given a config of another class, such as ``BertConfig``.
+
+        The base model keeps where its files are, for ``encode``.
+        """
         ours = cls.config_class
         if hasattr(config, "to_dict") and not isinstance(config, ours):
             stored, chosen = config.to_dict(), config._attn_implementation  # which to_dict leaves out
             config = ours.from_dict({**stored, "model_type": ours.model_type}, attn_implementation=chosen)
-        return super().from_pretrained(name, *args, config=config, **kwargs)
+        place = {name: kwargs[name] for name in PLACE if name in kwargs}
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info
+        model.base_model.place = place
+        return loaded
 
     def tie_weights(self, *args: Any, **kwargs: Any) -> None:
         """Ties the head; transformers 5.3 leaves it without values."""

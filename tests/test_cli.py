@@ -437,6 +437,7 @@ def test_the_streams_limits_and_language_of_a_shell(
         (errno.ENOSPC, "free some space or change --out"),
         (errno.EDQUOT, "free some of your quota or change --out"),
         (errno.EROFS, "choose a folder that can be written"),
+        (errno.EMFILE, "raise the limit on open files (ulimit -n)"),
     ],
 )
 def test_a_failed_write_names_the_output(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -30,9 +31,10 @@ from converter import convert
 from templates import ntk_symmetric
 from templates.ntk_alibi import Alibi, stock_slopes
 from templates.ntk_symmetric import SymmetricAttention, plan_attention
-from tests import patched, runners, tiny
+from tests import forks, patched, runners, tiny
 from tests.conftest import MakeSource
 from tests.dealt import dealt
+from tests.hub_server import HubServer
 from tests.patched import Convert, assert_logits, batch, config_of
 from tests.runners import BERT_LAYERS, HEADS, LAYERS, auto_class
 
@@ -231,6 +233,17 @@ def test_a_config_of_transformers_own_class(converted: Convert, tmp_path: Path, 
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", tiny.CHECKPOINTS)
+def test_from_pretrained_takes_its_first_argument_by_name(converted: Convert, name: str) -> None:
+    folder = converted(name)
+    auto = auto_class(name)
+    model = type(patched.load(folder, auto))
+    found, info = model.from_pretrained(pretrained_model_name_or_path=folder, output_loading_info=True)
+    assert type(found) is model
+    assert not info["missing_keys"]
+
+
+@torch.no_grad()
 def test_a_stored_classifier_is_loaded_though_the_config_names_the_backbone(
     make_source: MakeSource, tmp_path: Path
 ) -> None:
@@ -374,6 +387,44 @@ def test_encode_gives_means_of_hidden_states(converted: Convert, options: dict[s
     assert np.array_equal(model.encode(texts[1], **options).shape, (32,))
     assert isinstance(model.encode(texts, convert_to_tensor=True), torch.Tensor)
     assert isinstance(model.encode(texts, convert_to_numpy=False), list)
+
+
+def test_encode_loads_its_tokenizer_once(converted: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(converted("jina_bert", head="Model"), "Model")
+    loaded = []
+    load_tokenizer = AutoTokenizer.from_pretrained
+
+    def count(*place: Any, **options: Any) -> Any:
+        loaded.append(place)
+        return load_tokenizer(*place, **options)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", count)
+    first, second = model.encode("w5 w6"), model.encode("w5 w6")
+    assert np.array_equal(first, second)
+    assert len(loaded) == 1
+
+
+@pytest.mark.parametrize("head", ["Model", "MaskedLM"])
+def test_encode_takes_the_tokenizer_of_the_pinned_revision(
+    converted: Convert, hub: HubServer, environment: dict[str, str], tmp_path: Path, head: str
+) -> None:
+    folder = converted("jina_bert", head=head)
+    later = shutil.copytree(folder, tmp_path / "later")
+    (later / "README.md").write_text("another commit")
+    pinned = hub.commit("ada/jina", folder, tag="v1")
+    hub.commit("ada/jina", later)
+    auto = auto_class("jina_bert", head).__name__
+    code = f"""
+from transformers import {auto}
+model = {auto}.from_pretrained("ada/jina", revision="v1", trust_remote_code=True)
+print(model.base_model.encode("w5 w6").shape)
+"""
+    words = [sys.executable, "-c", code]
+    done = forks.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "(32,)\n"), done.stderr
+    asked = [request.match("resolve") for request in hub.requests]
+    others = {found["file"] for found in asked if found and found["revision"] not in ("v1", pinned)}
+    assert others <= {"adapter_config.json"}  # transformers 4.57 looks for this one on main
 
 
 # The attention by itself.

@@ -534,3 +534,51 @@ def test_no_hub(hub: HubServer, push: Push, how: str) -> None:
     environment = {"down": {"HF_ENDPOINT": down}, "offline": {"HF_HUB_OFFLINE": "1"}}.get(how, {})
     refused(push(**environment), "HF_ENDPOINT")
     assert sent(hub) == []
+
+
+# A Hub that makes the client wait
+
+
+@pytest.mark.parametrize(
+    ("header", "value"), [("Retry-After", "86400"), ("RateLimit", '"api";r=0;t=86400')], ids=str
+)
+def test_a_hub_that_asks_to_wait_for_a_day(hub: HubServer, push: Push, header: str, value: str) -> None:
+    def refuse(_: Request) -> None:
+        refusal = Refusal(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests")
+        refusal.answer.headers[header] = value
+        raise refusal
+
+    hub.before = refuse
+    refused(push(), "too many requests", "later")
+
+
+def test_a_hub_that_asks_to_wait_for_seconds_is_waited_for(hub: HubServer, push: Push, out: Path) -> None:
+    def refuse_once(request: Request) -> None:
+        if request.match("tree") and not asked:
+            asked.append(request)
+            refusal = Refusal(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests")
+            refusal.answer.headers["Retry-After"] = "60"
+            raise refusal
+
+    asked: list[Request] = []
+    hub.before = refuse_once
+    done = push(start=IMPATIENT)
+    assert "asks to wait 60 seconds" in done.err
+    assert done.code == 0
+    assert pushed(hub) == contents(out)
+
+
+def test_a_silent_hub_is_left(hub: HubServer, push: Push) -> None:
+    go = threading.Event()
+    hub.before = lambda _: go.wait(60)
+    quickly = (
+        "-c",
+        "import converter.progress as progress, converter.source.hub as hub\n"
+        f"progress.LONG = 0.2; hub.SILENCE = 1.0\n{IMPATIENT[1]}",
+    )
+    done = push(start=quickly)
+    go.set()
+    said, error = done.err.splitlines()
+    assert said == "waiting for the Hub ..."
+    assert "connection" in error
+    assert done.code == 1

@@ -6,6 +6,7 @@ tests/test_faults.py has that all is written or nothing.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shlex
 import shutil
@@ -79,6 +80,66 @@ def test_file_systems_without_locks(
     (tmp_path / ".out.ntk-convert-aa").mkdir()
     convert(pristine("bloom"), tmp_path / "out", scale=2, verify=False)
     assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "said"),
+    [(errno.EACCES, OutputError, "umask"), (errno.EMFILE, OSError, os.strerror(errno.EMFILE))],
+)
+def test_a_new_folder_that_cannot_be_opened_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception], said: str
+) -> None:
+    opened = os.open
+
+    def fails(path: Path, *rest: int) -> int:
+        if ".ntk-convert-" in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", fails)
+    with pytest.raises(error, match=said), staged(tmp_path / "out", overwrite=False):
+        pass
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("taken", ["locked", "removed"])
+def test_a_new_folder_that_another_run_takes_for_a_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    left = iter([taken])
+    lock = fcntl.flock
+
+    def first_fails(descriptor: int, how: int) -> None:
+        match next(left, None):
+            case "locked":
+                raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+            case "removed":
+                [folder] = tmp_path.iterdir()
+                folder.rmdir()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", first_fails)
+    with staged(tmp_path / "out", overwrite=False) as folder:
+        (folder / "a").write_text("a")
+    assert (tmp_path / "out/a").read_text() == "a"
+
+
+def test_ctrl_c_while_the_command_line_is_imported(tmp_path: Path) -> None:
+    code = """
+import os, runpy, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "converter.cli.conversion":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("converter", run_name="__main__")
+"""
+    words = [sys.executable, "-c", code]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_nohup() -> None:

@@ -30,6 +30,7 @@ DISK_REMEDIES = {
     errno.EDQUOT: "free some of your quota or change --out",
     errno.EACCES: "change its permissions or choose another folder",
     errno.EPERM: "change its permissions or choose another folder",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.EFBIG: "raise the limit on the size of a file (ulimit -f), or choose another disk",
     errno.EROFS: "choose a folder that can be written",
     errno.EBUSY: "a mount point cannot be replaced; choose a folder inside it",
@@ -77,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
         # matplotlib logs that it builds its font cache on its first run.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    if not sys.stderr.isatty() and not {"-q", "--quiet"} & set(words):  # no bar is drawn there
+    if {"-q", "--quiet"} & set(words):
+        LOG.setLevel(logging.ERROR)
+    elif not sys.stderr.isatty():  # no bar is drawn there
         LOG.setLevel(logging.INFO)
         LOG.addHandler(logging.StreamHandler())
     reserve = bytearray(8 << 20)  # so that there is memory left to say that there is none

@@ -24,6 +24,7 @@ from converter.source.hub import (
     set_up_client,
     shown,
     template_for,
+    waiting,
 )
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ class Hub:
     def _explained(self, branch: str | None = None) -> Iterator[None]:
         """Turns the client's errors into a ``PushError`` of one line, which does not tell the token."""
         try:
-            yield
+            with waiting():
+                yield
         except ConverterError:
             raise
         except Exception as error:

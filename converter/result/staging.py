@@ -180,9 +180,11 @@ def restore(place: Path) -> None:
 def _leftovers(place: Path) -> Iterator[tuple[Path, int]]:
     """The folders that ended runs left beside ``place``, each locked for the caller."""
     for folder in sorted(place.parent.glob(f".{glob.escape(place.name)}{MARK}*")):
-        lock = _lock(folder)
-        if lock is not None:
-            yield folder, lock
+        try:
+            lock = _lock(folder)
+        except OSError:  # a living run holds it or has removed it, or it is not this user's
+            continue
+        yield folder, lock
 
 
 def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
@@ -244,35 +246,45 @@ def _flush(path: Path) -> None:
 
 
 def _create(place: Path) -> tuple[Path, int]:
+    """A new folder beside ``place``, locked; raises ``OSError`` or ``OutputError`` if it cannot be opened."""
     while True:
         folder = _staging_name(place)
         folder.mkdir()
-        lock = _lock(folder)
-        if lock is not None:
-            return folder, lock
-        # Another run took the new folder for a leftover and locked it first.
+        try:
+            return folder, _lock(folder)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # another run took the new folder for a leftover, and locked or removed it
+        except OSError as error:
+            folder.rmdir()
+            if isinstance(error, PermissionError):
+                raise OutputError(
+                    f"a new folder in {place.parent} cannot be opened ({error.strerror}); set another umask, "
+                    "such as umask 022"
+                ) from error
+            raise
 
 
 def _staging_name(place: Path) -> Path:
     return place.with_name(f".{place.name}{MARK}{secrets.token_hex(8)}")
 
 
-def _lock(folder: Path) -> int | None:
-    """Locks a folder and returns its descriptor; None if a living process holds it, or if it is gone.
+def _lock(folder: Path) -> int:
+    """Locks a folder and returns its descriptor.
 
-    On a file system without locks every folder is free, so of two runs to one place the later goes on alone.
+    Raises ``BlockingIOError`` if a living process holds it, ``FileNotFoundError`` if it is gone, or another
+    ``OSError`` if it cannot be opened. On a file system without locks every folder is free, so of two runs to
+    one place the later goes on alone.
     """
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return None
-    with suppress(OSError):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(descriptor)
-            return None
-    if folder.exists():
-        return descriptor
-    os.close(descriptor)
-    return None
+            raise
+        except OSError:  # the file system has no locks
+            pass
+        folder.lstat()
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

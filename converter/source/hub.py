@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import traceback
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError, UsageError
+from converter.progress import LOG, LONG, stage
 from converter.source.source import CONFIG, Source, check_others
 
 DEFAULT_REVISION = "main"
@@ -21,6 +23,10 @@ UNREACHABLE = (
     "connection (and HF_HUB_OFFLINE, HF_ENDPOINT), or give a local folder"
 )
 NO_FILE = "{id} has no file {file} (revision {revision}), so it cannot be converted"
+SILENCE = 60.0
+"""Seconds for which the Hub may be silent in a request. The client itself has no limit for most requests."""
+LONGEST_WAIT = 120
+"""Seconds for which the Hub may ask to wait before the next request."""
 BROKEN_OFF = (
     "the download of {file} from {id} broke off; run the same command again: complete files stay in the cache"
 )
@@ -106,7 +112,8 @@ def open_repository(
     def list_files(at: str | None) -> dict[str, Any] | None:
         try:
             api, wait = HfApi(token=token), constants.HF_HUB_ETAG_TIMEOUT
-            info = api.model_info(repo_id, revision=at, timeout=wait, files_metadata=True)
+            with waiting():
+                info = api.model_info(repo_id, revision=at, timeout=wait, files_metadata=True)
             return _listed(info, prefix)
         except Exception as error:
             if template_for(error, MESSAGES) is UNREACHABLE:
@@ -203,11 +210,44 @@ def shown(error: BaseException, token: str | None) -> BaseException | None:
 
 
 def set_up_client(*, progress: bool) -> None:
-    """Turns the client's progress bars off without ``progress``."""
+    """Turns the client's progress bars off without ``progress``, and limits how long it waits.
+
+    huggingface_hub before 1.0 has no such limits: it does not wait as long as a Hub asks.
+    """
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not progress:
         disable_progress_bars()
+    client: Any = get_session()
+    if not hasattr(client, "event_hooks"):
+        return
+    if client.timeout.read is None:
+        client.timeout = SILENCE
+    if _limit_wait not in client.event_hooks["response"]:
+        client.event_hooks["response"].append(_limit_wait)
+
+
+def waiting() -> AbstractContextManager[None]:
+    """Says after some seconds that the Hub has not answered yet."""
+    return stage("waiting for the Hub", logging.WARNING)
+
+
+def _limit_wait(response: Any) -> None:
+    """Says how long the Hub asks to wait, or raises the client's error if that is too long."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
+
+    limit = parse_ratelimit_headers(response.headers)
+    asked = response.headers.get("retry-after", "")
+    wait = int(asked) if asked.isdecimal() else 0
+    if response.status_code == 429 and limit is not None and limit.remaining == 0:
+        wait = limit.reset_in_seconds
+    if response.status_code < 400 or wait < LONG:
+        return
+    if wait > LONGEST_WAIT:
+        raise HfHubHTTPError(f"the Hub asks to wait {wait} seconds", response=response)
+    LOG.warning(f"the Hub asks to wait {wait} seconds ...")
 
 
 def bytes_to_download(source: Source, names: Iterable[str]) -> int:

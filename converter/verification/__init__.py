@@ -1,5 +1,6 @@
 """Checks a converted repository by running the code that it holds.
 
+    alone.py    the lock of all that cannot run in two threads
     patched.py  imports that code and reads the repository's tensors
     tensors.py  every tensor the model expects is stored, and nothing else
     slopes.py   the slopes, measured from attention weights, are the requested ones
@@ -27,6 +28,7 @@ from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.rotary import RotaryModel
 from converter.progress import Bar, steps
+from converter.verification.alone import ALONE
 from converter.verification.check import Check, not_ours
 
 __all__ = ["Check", "verify"]
@@ -52,7 +54,12 @@ def verify(
     passed = [] if passed is None else passed
     try:
         # The bar comes first, because loading torch and transformers takes seconds.
-        with steps("verifying", CHECKS, show=progress) as bar, unlogged(), one_thread():
+        with (
+            steps("verifying", CHECKS, show=progress) as bar,
+            unlogged(),
+            one_thread(),
+            same_random_state(),
+        ):
             if isinstance(model, AlibiModel):
                 config = model.source_config if source_config is None else source_config
                 return _verify_alibi(model, config, source, passed, bar)
@@ -97,12 +104,22 @@ def one_thread() -> Iterator[None]:
     """Limits torch to one thread: on a busy machine, more of them make such small models much slower."""
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with ALONE:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+@contextmanager
+def same_random_state() -> Iterator[None]:
+    """Leaves torch's random state as it is: a model that is built draws from it."""
+    import torch
+
+    with ALONE, torch.random.fork_rng(devices=[]):
         yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @contextmanager
@@ -113,14 +130,15 @@ def unlogged() -> Iterator[None]:
     """
     from transformers.utils import logging as told
 
-    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
-    told.set_verbosity(logging.CRITICAL)
-    told.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        told.set_verbosity(level)
-        if bars:
-            told.enable_progress_bar()
+    with ALONE:
+        level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
+        told.set_verbosity(logging.CRITICAL)
+        told.disable_progress_bar()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            told.set_verbosity(level)
+            if bars:
+                told.enable_progress_bar()

@@ -28,6 +28,7 @@ from converter.source.jsonfile import read_object
 from converter.source.open import open_folder
 from converter.source.source import CONFIG, VOCABULARIES
 from converter.source.tokenizer import TOKENIZER_CONFIG, VOCABULARY_ENDS, our_class
+from converter.verification.alone import ALONE
 from converter.verification.check import Check, not_ours
 from converter.verification.patched import Patched
 from converter.verification.shrunk import BLOCK, Shrunk
@@ -160,9 +161,7 @@ def load_result(patched: Patched, folder: Path, dtype: torch.dtype | None) -> tu
     [named] = patched.model.config["architectures"]
     name = next(auto for auto, at in patched.model.family.auto_map.items() if at.endswith(f".{named}"))
     auto = getattr(transformers, name)
-    model, info = load(auto, folder, dtype, trust_remote_code=True)
-    auto._model_mapping._extra_content.pop(type(model.config), None)  # else it is kept for good
-    return model, info
+    return load(auto, folder, dtype, trust_remote_code=True)
 
 
 def fault(part: Shrunk, model: Any, info: dict[str, Any], weights: Path) -> str | None:
@@ -370,17 +369,30 @@ def own_modules(folder: Path) -> Iterator[None]:
     def dynamic() -> list[str]:
         return [name for name in sys.modules if name.partition(".")[0] == DYNAMIC]
 
-    kept = {name: sys.modules.pop(name) for name in dynamic()}
-    before = REMOTE.HF_MODULES_CACHE, sys.path[:], sys.dont_write_bytecode
-    REMOTE.HF_MODULES_CACHE, sys.dont_write_bytecode = str(folder), True
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        REMOTE.HF_MODULES_CACHE, sys.path[:], sys.dont_write_bytecode = before
-        for name in dynamic():
-            del sys.modules[name]
-        sys.modules.update(kept)
+    with ALONE:
+        kept = {name: sys.modules.pop(name) for name in dynamic()}
+        before = REMOTE.HF_MODULES_CACHE, sys.path[:], sys.dont_write_bytecode
+        registered = [(classes, dict(classes)) for classes in registers()]
+        REMOTE.HF_MODULES_CACHE, sys.dont_write_bytecode = str(folder), True
+        sys.path.insert(0, str(folder))
+        try:
+            yield
+        finally:
+            REMOTE.HF_MODULES_CACHE, sys.path[:], sys.dont_write_bytecode = before
+            for name in dynamic():
+                del sys.modules[name]
+            sys.modules.update(kept)
+            for classes, earlier in registered:
+                classes.clear()
+                classes.update(earlier)
+
+
+def registers() -> list[dict[Any, Any]]:
+    """Where the Auto classes keep the classes of repositories that were loaded."""
+    auto: Any = transformers.models.auto
+    modules = (auto.configuration_auto, auto.modeling_auto, auto.tokenization_auto)
+    mappings = [mapping for module in modules for mapping in vars(module).values()]
+    return [mapping._extra_content for mapping in mappings if hasattr(mapping, "_extra_content")]
 
 
 def unround_bias(stock: Any) -> None:

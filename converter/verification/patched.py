@@ -18,6 +18,7 @@ from safetensors import safe_open
 from converter.families.templates import templates_folder
 from converter.model.alibi import AlibiModel
 from converter.scaling.scaling import Scaling, first_layers, stretched
+from converter.verification.alone import ALONE
 
 # Sizes of the small models that checks build: enough for every layout, cheap for any head count.
 PROBE_HEAD_DIM, PROBE_VOCABULARY, PROBE_LAYERS = 8, 32, 2
@@ -120,14 +121,15 @@ def templates() -> Iterator[Callable[[str], types.ModuleType]]:
     package = f"ntk_convert_verification_{uuid.uuid4().hex}"
     module = types.ModuleType(package)
     module.__path__ = [str(templates_folder())]
-    sys.modules[package] = module
-    writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # keep that folder as it is
-    try:
-        yield lambda name: importlib.import_module(f"{package}.{name}")
-    finally:
-        sys.dont_write_bytecode = writes_bytecode
-        for name in [name for name in sys.modules if name.split(".")[0] == package]:
-            del sys.modules[name]
+    with ALONE:
+        sys.modules[package] = module
+        writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # keep that folder as it is
+        try:
+            yield lambda name: importlib.import_module(f"{package}.{name}")
+        finally:
+            sys.dont_write_bytecode = writes_bytecode
+            for name in [name for name in sys.modules if name.split(".")[0] == package]:
+                del sys.modules[name]
 
 
 def build(model_class: Any, config: Any, device: str = "cpu") -> Any:

@@ -11,7 +11,6 @@ README.md beside this file says how to set up a Space. It reads these environmen
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import secrets
@@ -33,7 +32,7 @@ from huggingface_hub import constants
 from shown import LENGTH, POSITION, STATIC, facts, pictures, reason, summary
 from tqdm import tqdm
 
-from converter import ConverterError, Inspection, convert, export, inspect, push, supported
+from converter import ConverterError, Inspection, convert, export, inspect, interrupts, push, supported
 
 HERE = Path(__file__).parent
 SPACE = "SPACE_ID" in os.environ
@@ -127,10 +126,10 @@ def leave(request: gr.Request) -> None:
         closed.append(request.session_hash)
 
 
-@atexit.register
 def close() -> None:
-    """Deletes the folders of all pages."""
-    for folder in folders.values():
+    """Deletes the folders of all pages; a conversion that still runs then fails, and ends."""
+    while folders:
+        _, folder = folders.popitem()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -356,7 +355,11 @@ if __name__ == "__main__":
     theme = gr.themes.Soft(font=["system-ui", "sans-serif"])
     theme.input_border_width, theme.input_border_color = "1px", "*neutral_200"
     theme.checkbox_border_color = "*neutral_400"
+    interrupts.listen()  # SIGTERM and SIGHUP, too, then end the page as Ctrl-C does
     # The page takes no files, but Gradio has a route for them, which anybody could fill the disk by.
-    page().launch(
-        max_file_size=0, theme=theme, css_paths=HERE / "style.css", footer_links=["gradio", "settings"]
-    )
+    try:
+        page().launch(
+            max_file_size=0, theme=theme, css_paths=HERE / "style.css", footer_links=["gradio", "settings"]
+        )
+    finally:
+        close()

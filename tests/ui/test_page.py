@@ -169,6 +169,14 @@ def test_loading_the_page_again_meanwhile(space: Site, visit: Visit) -> None:
     assert not before & space.folders
 
 
+def test_a_page_that_is_terminated_leaves_no_folder(visit: Visit, tmp_path: Path) -> None:
+    command = f"exec {shlex.quote(sys.executable)} app.py"
+    with running(tmp_path, command, ROOT / "examples" / "space", PYTHONPATH=str(ROOT)) as site:
+        visit(site)
+        wait(lambda: site.folders)
+    assert not site.folders
+
+
 SHADE = "element => getComputedStyle(element).{}.match(/[\\d.]+/g).slice(0, 3).map(Number)"
 """Red, green and blue of a colour, from 0 to 255."""
 

@@ -73,6 +73,9 @@ NO_MEMORY = (
 """What libraries say if memory runs out: torch, the dynamic loader, C++, extensions that do not check."""
 
 
+TOO_MANY_FILES = "Too many open files"
+
+
 def out_of_memory(error: Exception) -> bool:
     """Whether an error means that the memory, or a limit on it, is used up."""
     said = str(error)

@@ -127,7 +127,7 @@ def cache_state(config: Any, hidden_states: torch.Tensor, past_key_values: Any) 
     if isinstance(stored, torch.Tensor) and stored.dim() == 4 and stored.shape[-1] != config.head_dim:
         raise ValueError(
             f"the cache holds heads of size {stored.shape[-1]}, but this model's have {config.head_dim}, "
-            "with channels for positions. Prefix tuning is not supported; use LoRA or prompt tuning"
+            "with channels for positions. Prefix tuning is not supported; use LoRA"
         )
     slots = torch.arange(queries, device=hidden_states.device) + seen
     return CacheState(past_key_values is not None, seen, keys, capacity, slots, quantised)

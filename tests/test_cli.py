@@ -38,6 +38,14 @@ def test_convert_is_the_default_command(pristine: Pristine, run: RunCli, tmp_pat
     assert fingerprint(tmp_path / "0").keys() == fingerprint(tmp_path / "3").keys()
 
 
+@pytest.mark.parametrize("option", ["-q", "--json", "-v"])
+def test_options_of_every_command_may_stand_before_its_name(
+    pristine: Pristine, run: RunCli, option: str
+) -> None:
+    before, after = run(option, "inspect", pristine("bloom")), run("inspect", pristine("bloom"), option)
+    assert (before.code, before.out) == (0, after.out)
+
+
 def test_json_is_one_object_on_stdout(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     source, out = pristine("bloom"), tmp_path / "out"
     result = run(source, "--scale", "2", "--train-length", "64", "--out", out, "--json")
@@ -434,8 +442,8 @@ def test_the_streams_limits_and_language_of_a_shell(
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "free some space or change --out"),
-        (errno.EDQUOT, "free some of your quota or change --out"),
+        (errno.ENOSPC, "free some space, or choose another disk"),
+        (errno.EDQUOT, "free some of your quota, or choose another disk"),
         (errno.EROFS, "choose a folder that can be written"),
         (errno.EMFILE, "raise the limit on open files (ulimit -n)"),
     ],
@@ -457,6 +465,30 @@ def test_a_failed_write_names_the_output(
     assert (
         refused(pristine("bloom"), *FAST, "--out", out) == f"error: {os.strerror(number)} ({out}); {remedy}\n"
     )
+
+
+def test_what_is_wrong_with_the_process_is_not_blamed_on_the_model(
+    pristine: Pristine, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.gettempdir", none)
+        assert "TMPDIR" in refused(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out")
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("I/O error: Too many open files (os error 24)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("converter.verification.tensors.check", full)
+        assert "ulimit -n" in refused(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out")
+    words = [sys.executable, "-OO", "-m", "converter", pristine("bloom"), "--scale", "2"]
+    done = subprocess.run(
+        [*words, "--out", tmp_path / "out"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "-OO" in done.stderr
 
 
 def test_a_closed_pipe_gives_no_traceback(pristine: Pristine) -> None:

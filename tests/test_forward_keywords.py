@@ -156,7 +156,7 @@ def test_peft_passes_nothing_unknown(converted: Convert) -> None:
     assert made.shape == (2, 23)
     # The keys of a learned prefix have no channels for positions.
     model = with_virtual_tokens(load(folder), PrefixTuningConfig)
-    with pytest.raises(ValueError, match="Prefix tuning is not supported; use LoRA or prompt tuning"):
+    with pytest.raises(ValueError, match="Prefix tuning is not supported; use LoRA"):
         model(input_ids=ids, attention_mask=mask, labels=ids)
 
 

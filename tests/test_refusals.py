@@ -250,6 +250,13 @@ def as_integers(dtype: torch.dtype, end: str = "") -> Callable[[Path], object]:
     )
 
 
+def renamed(name: str) -> Callable[[Path], object]:
+    """The weights get another name."""
+    return lambda folder: next(path for path in folder.glob("*model.*") if path.suffix != ".json").rename(
+        folder / name
+    )
+
+
 class Evil:
     """Unpickled, it would run a command."""
 
@@ -313,6 +320,12 @@ ALIKE: list[tuple[dict[str, Any], Callable[[Path], object], str]] = [
 ]
 # And for what ``inspect`` does not read.
 FOLDERS += [
+    (SHARDS, lambda folder: drop(folder, "*.index.json"), "shards such as model-00001-of-00004.safetensors"),
+    (BIN_SHARDS, lambda folder: drop(folder, "*.index.json"), "but no pytorch_model.bin.index.json"),
+    ({}, renamed("consolidated.safetensors"), "but consolidated.safetensors; if this is the whole model"),
+    (BIN, renamed("model.pt"), "but model.pt; if this is the whole model"),
+    (BIN, renamed("ds_inference_config.json"), "in DeepSpeed-inference's format"),
+    (BIN, renamed("training_args.bin"), "has no weights"),
     (BIN, as_integers(torch.int8), INTEGERS.format("I8")),
     (
         BIN,

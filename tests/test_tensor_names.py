@@ -126,3 +126,30 @@ def test_names_of_a_wrapper(
     line = refused(source, "--scale", 2, "--train-length", 64, "--out", tmp_path / "out")
     assert line.startswith(f"error: {prefix} stands before the tensors' names, such as '{prefix}")
     assert remedy in line
+
+
+@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("transformer.h.0.mlp.dense_h_to_4h.base_layer.weight", torch.zeros(4, 4), "an adapter that was not"),
+        ("transformer.h.0.mlp.dense_h_to_4h.lora_A.default.weight", torch.zeros(4, 4), "an adapter that was"),
+        ("transformer.h.0.mlp.modules_to_save.default.weight", torch.zeros(4, 4), "an adapter that was not"),
+        ("v_head.summary.weight", torch.zeros(1, 32), "a value head"),
+        ("transformer.ln_f.weight", torch.zeros(0), "ZeRO-3"),
+    ],
+)
+def test_tensors_that_show_what_was_saved(
+    make_source: MakeSource,
+    refused: Refused,
+    tmp_path: Path,
+    fmt: str,
+    name: str,
+    tensor: torch.Tensor,
+    words: str,
+) -> None:
+    source = make_source("bloom", fmt=fmt)
+    add(source, name, tensor)
+    line = refused(source, "--scale", 2, "--out", tmp_path / "out")
+    assert words in line
+    assert repr(name) in line

@@ -22,12 +22,12 @@ from converter import interrupts
 from converter._version import __version__
 from converter.cli import conversion, evaluation
 from converter.cli.click_additions import DefaultGroup, printable, put
-from converter.errors import ConverterError, out_of_memory
+from converter.errors import TOO_MANY_FILES, ConverterError, out_of_memory
 from converter.progress import LOG
 
 DISK_REMEDIES = {
-    errno.ENOSPC: "free some space or change --out",
-    errno.EDQUOT: "free some of your quota or change --out",
+    errno.ENOSPC: "free some space, or choose another disk",
+    errno.EDQUOT: "free some of your quota, or choose another disk",
     errno.EACCES: "change its permissions or choose another folder",
     errno.EPERM: "change its permissions or choose another folder",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
@@ -137,4 +137,6 @@ def _explain(error: Exception) -> tuple[str, int]:
         remedy = DISK_REMEDIES.get(error.errno or 0)
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror or error}{where}{f'; {remedy}' if remedy else ''}", 1
+    if TOO_MANY_FILES in str(error):  # of a library that has errors of its own
+        return f"{TOO_MANY_FILES}; {DISK_REMEDIES[errno.EMFILE]}", 1
     return f"unexpected {type(error).__name__}: {error}; this is a bug, please report it with -v", 1

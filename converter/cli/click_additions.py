@@ -85,6 +85,7 @@ PRINTING = [
     )
 ]
 """Options of every command; ``given`` reads them."""
+ANYWHERE = [name for option in PRINTING for name in option.opts]
 
 
 def given(name: str) -> bool:
@@ -191,6 +192,10 @@ class DefaultGroup(click.Group):
     own_options = ("--help", "-h", "--version")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = next((word for word in args if word not in ANYWHERE), None)
+        if first is not None and first in self.commands:  # options of every command may stand before its name
+            at = args.index(first)
+            args = [first, *args[:at], *args[at + 1 :]]
         if args and args[0] not in self.commands and args[0] not in self.own_options:
             longer = [name for name in self.commands if args[0].startswith(name) and args[0].isalpha()]
             meant = longer or get_close_matches(args[0], self.commands, n=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,10 @@ QUANTISED_KEYS: Mapping[str, tuple[Any, ...]] = {
 of compressed-tensors, and of tools that have their own."""
 NORMS = ("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps", "norm_eps")
 """What is added to a variance, so that its root is a number."""
+UNMERGED = re.compile(r"\.(base_layer|lora_[A-Z]\w*|modules_to_save)\.")
+"""Finds the tensors of a model with an adapter of PEFT."""
+VALUE_HEAD = "v_head."
+"""Begins the names of the tensors that TRL adds to a model."""
 MOST_LABELS = 1 << 17
 """The largest number of labels of a classifier; transformers makes a name for each of them."""
 
@@ -100,9 +105,20 @@ def said_quantised(names: Sequence[str]) -> str:
 def check_wrapper(names: Iterable[str], embeddings: str, backbone: str) -> None:
     """Raises ``SourceError`` if a program's wrapper was saved: no library finds tensors by its names.
 
-    ``embeddings`` is the name of the model's token embeddings without its ``backbone``.
+    ``embeddings`` is the name of the model's token embeddings without its ``backbone``. Raises it too for an
+    adapter that was not merged, and for a value head.
     """
     for name in names:
+        if UNMERGED.search(name):
+            raise SourceError(
+                f"the tensor {name!r} belongs to an adapter that was not merged into the model; merge it and "
+                f"save that: {MERGE}"
+            )
+        if name.startswith(VALUE_HEAD):
+            raise SourceError(
+                f"the tensor {name!r} belongs to a value head, beside the model; save the model alone: "
+                "model.pretrained_model.save_pretrained(DIR)"
+            )
         wrapper = f".{name}".removesuffix(f".{embeddings}").removesuffix(f".{backbone}")[1:]
         if name.endswith(f".{embeddings}") and wrapper:
             inner = MERGE if wrapper.startswith("base_model") else f"model.{wrapper}.save_pretrained(DIR)"

@@ -195,6 +195,11 @@ def _tensors(folder: Path, files: list[str]) -> dict[str, Tensor]:
                     f"the tensor {name!r} in {file} has dtype {tensor.dtype}, and weights are floating "
                     "point; convert the checkpoint that it was made from"
                 )
+            if WEIGHT.search(name) and 0 in tensor.shape:
+                raise SourceError(
+                    f"the tensor {name!r} in {file} has the shape {list(tensor.shape)} and so no values, as "
+                    "DeepSpeed's ZeRO-3 leaves it; gather the weights with its zero_to_fp32.py"
+                )
             tensors[name] = replace(tensor, file=file)
     return tensors
 

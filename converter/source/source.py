@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 
 from converter.errors import SourceError, UsageError
 from converter.source.checkpoint import (
+    BIN,
+    BIN_INDEX,
     INDEXES,
     PICKLED,
     SAFETENSORS,
@@ -41,6 +43,13 @@ VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
 """Files of a tokenizer. From the Hub they are downloaded with the weights, not before."""
 LARGEST_VOCABULARY = 128 << 20
 """Bytes. That of Gemma, 262,000 tokens and their merges, has 33 MB."""
+DEEPSPEED = "ds_inference_config.json"
+"""Which DeepSpeed-inference writes beside its weights."""
+SHARD = re.compile(r".*-\d+-of-\d+\.(safetensors|bin)")
+WEIGHTS = re.compile(
+    r"(?!training_args|optimizer|scheduler|rng_state|adapter_).*\.(safetensors|bin|pt|pth|ckpt)"
+)
+"""Files that can be a model's weights; a Trainer and PEFT write the others."""
 PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
 """A file or folder name that is not a path, not hidden, and valid on every system."""
 
@@ -270,6 +279,7 @@ class Source:
                     "connection (and HF_HUB_OFFLINE, HF_ENDPOINT)"
                 )
             check_others(self.name, self.files)
+            check_names(self.name, self.files)
             return {}
         names, found = [first], dict(self.files)
         if first in INDEXES:
@@ -305,6 +315,24 @@ def check_others(source: str, names: Iterable[str]) -> None:
             raise SourceError(
                 f"{source} has {name}: GGUF files cannot be converted; give the repository with the original "
                 "safetensors files"
+            )
+
+
+def check_names(source: str, names: Iterable[str]) -> None:
+    """Raises ``SourceError`` for weights that no library finds, since their names are not the usual ones."""
+    for name in sorted(names):
+        if name == DEEPSPEED:
+            raise SourceError(
+                f"{source} has {name}: weights in DeepSpeed-inference's format cannot be converted; give the "
+                "checkpoint that they were made from"
+            )
+        if SHARD.fullmatch(name):
+            index = BIN_INDEX if name.endswith(".bin") else SAFETENSORS_INDEX
+            raise SourceError(f"{source} has shards such as {name}, but no {index}; download it, too")
+        if WEIGHTS.fullmatch(name):
+            raise SourceError(
+                f"{source} has neither {SAFETENSORS} nor {BIN}, but {name}; if this is the whole model, give "
+                "it the usual name"
             )
 
 

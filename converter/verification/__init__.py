@@ -15,6 +15,8 @@ The cost does not grow with the model: no check holds the weights of more than a
 from __future__ import annotations
 
 import logging
+import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from converter.config import Config
-from converter.errors import ConverterError, VerificationError, reason
+from converter.errors import ConverterError, OutputError, UsageError, VerificationError, reason
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.rotary import RotaryModel
@@ -52,6 +54,7 @@ def verify(
     Raises ``VerificationError`` for the first check that fails, or a model that cannot be built or run.
     """
     passed = [] if passed is None else passed
+    check_python()
     try:
         # The bar comes first, because loading torch and transformers takes seconds.
         with (
@@ -77,6 +80,20 @@ def verify(
         raise VerificationError(
             f"the model does not run with this config.json ({reason(error)}); correct the value there, or "
             f"install another version of transformers than {version('transformers')}"
+        ) from error
+
+
+def check_python() -> None:
+    """Raises ``ConverterError`` for what keeps any model from being run, whatever its config says."""
+    if sys.flags.optimize > 1:
+        raise UsageError(
+            "Python runs without docstrings (-OO or PYTHONOPTIMIZE), which transformers reads; run it without"
+        )
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise OutputError(
+            "there is no folder for temporary files; set TMPDIR to one that can be written"
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
-from converter.errors import out_of_memory
+from converter.errors import TOO_MANY_FILES, out_of_memory
 
 
 @dataclass(frozen=True)
@@ -21,4 +21,6 @@ class Check:
 
 def not_ours(error: Exception) -> bool:
     """Whether an error of a check is one of the machine, such as a full disk, and not of the repository."""
+    if TOO_MANY_FILES in str(error):
+        return True
     return out_of_memory(error) or getattr(error, "errno", None) not in (None, errno.ENOENT)

@@ -33,8 +33,12 @@ def save(root: Path, name: str, library: str) -> None:
         elif list(source.glob("*.model")):  # its own class is remote code
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(plain, trust_remote_code=True)
             tokenizer.save_pretrained(saved)
-        else:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        else:  # apart from config.json, which may name remote code
+            alone = Path(temporary) / "alone"
+            alone.mkdir()
+            for path in source.glob("tokenizer*.json"):
+                shutil.copy(path, alone)
+            tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(alone)
             tokenizer.add_special_tokens(special())
             tokenizer.save_pretrained(saved)
         take(saved, target)

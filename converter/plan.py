@@ -357,12 +357,17 @@ class Written:
 
 
 def write(
-    plan: Plan, folder: Path, *, space: Callable[[int], object] = bool, progress: bool = False
+    plan: Plan,
+    folder: Path,
+    *,
+    known: Mapping[str, str] = {},
+    space: Callable[[int], object] = bool,
+    progress: bool = False,
 ) -> Written:
     """Writes a converted repository without its card, its manifest and its graph.
 
-    ``folder`` is empty. ``space`` is called with the number of bytes that the weights will take, before they
-    are written.
+    ``folder`` is empty. ``known`` are SHA-256 of linked weights that were read before. ``space`` is called
+    with the number of bytes that the weights will take, before they are written.
     """
     model, source = plan.model, plan.model.source
     how, digests = transfer(
@@ -375,6 +380,7 @@ def write(
             f"the weights of {source.name} are not {TORCH[asked]}, as the Hub says; convert a local copy"
         )
     config = {**plan.config, **model.stored_in(folder, checkpoint, plan.config)}
+    digests = {**known, **digests}
     weights = _weights(plan, folder, digests)
     step = {"source": source.root, "commit": source.commit, "subfolder": source.subfolder}
     config[PROVENANCE] = {**config[PROVENANCE], "weights": weights}

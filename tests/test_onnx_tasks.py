@@ -173,6 +173,18 @@ def test_vectors_are_those_of_sentence_transformers(
         assert np.abs(found["sentence_embedding"] - right).max() <= 1e-5 * np.abs(right).max()
 
 
+def test_a_pooling_that_modules_json_names_and_nobody_stored(repository: Make) -> None:
+    """The user says it, and modules.json whether the vector is scaled."""
+    out = with_modules(repository("jina_bert", head="Model"), POOLING, "Normalize")
+    (out / "1_Pooling/config.json").unlink()
+    exported(out, "portable", pooled=True, pooling="cls")
+    ids, mask = tiny.token_ids(2, 12), np.ones((2, 12), dtype=np.int64)
+    found = outputs(str(out / "model.onnx"), ids, mask)
+    first = found["last_hidden_state"][:, 0]
+    right = first / np.linalg.norm(first, axis=1, keepdims=True)
+    assert np.abs(found["sentence_embedding"] - right).max() < 1e-6
+
+
 @pytest.mark.parametrize(
     "dtype",
     ["fp16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("bf16", "w8a8"))],

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from converter import convert, inspect
 from converter.errors import ConverterError, UsageError
@@ -282,6 +282,11 @@ FOLDERS: list[tuple[dict[str, Any], Callable[[Path], object], str]] = [
     (BIN, lambda folder: shorten(folder, "*.bin"), "pytorch_model.bin"),
     (BIN_SHARDS, lambda folder: shorten(folder, "*.bin"), "-00004-of-00004.bin"),
     (BIN_SHARDS, add_to_index, "'transformer.ghost'"),
+    (
+        BIN_SHARDS,
+        lambda folder: save_file({"stub": torch.zeros(1)}, folder / "model.safetensors"),
+        "model.safetensors has 0 of the",
+    ),
 ]
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -131,8 +131,14 @@ class Subject:
         """What other scalings are compared with: none, or the one that the model was tuned with."""
         if not self.model.converted:
             return UNSCALED
-        digests = {name: sha256(self.model.folder / name) for name in self.model.source.weights()}
-        return UNSCALED if weights_of(self.model, digests) == "original" else self.model.scaling
+        return UNSCALED if weights_of(self.model, self.digests) == "original" else self.model.scaling
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of the weight files of a converted model, which are read once; empty for a source."""
+        if not self.model.converted:
+            return {}
+        return {name: sha256(self.model.folder / name) for name in self.model.source.weights()}
 
     def scaled(self, scaling: Scaling) -> Any:
         """The model under a scaling, in evaluation mode; do not use an earlier one after this call."""
@@ -195,7 +201,7 @@ class Subject:
 
     def _load_rotary(self, scaling: Scaling) -> Any:
         folder = self.work / f"rotary-{len(list(self.work.iterdir()))}"
-        _convert(self.model, folder, scaling)
+        _convert(self.model, folder, scaling, known=self.digests)
         return self._load(AutoModelForCausalLM, folder, trust_remote_code=False)
 
     def _load(self, model_class: Any, folder: Path, **arguments: Any) -> Any:
@@ -294,13 +300,15 @@ def open_subject(
                 torch.cuda.empty_cache()
 
 
-def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = False) -> Model:
+def _convert(
+    model: Model, folder: Path, scaling: Scaling, *, known: Mapping[str, str] = {}, progress: bool = False
+) -> Model:
     """Converts local files and verifies the result, which does not outlive the evaluation."""
     plan = decide(model, request_for(scaling, model.trained.tokens), link="symbolic")
     if not isinstance(model, AlibiModel):  # converted for each scaling, and compared when it was opened
         plan = replace(plan, order=replace(plan.order, digests={}))
     model.source.fetch(plan.wanted)
     folder.mkdir()
-    repository = write(plan, folder, progress=progress).model
+    repository = write(plan, folder, known=known, progress=progress).model
     verify(repository, model.source_config, model.source.folder, progress=progress)
     return repository

@@ -118,21 +118,18 @@ def has_cache(named: str, family: Family) -> bool:
 def graph_pooling(source: Source, given: str | None) -> Pooling:
     """How the graph of a repository makes one vector of a text: as its files say, or else as was given.
 
-    Raises what ``read_pooling`` and ``check_vectors`` raise, ``UnsupportedModel`` without
-    both poolings, and ``UsageError`` for both.
+    Raises what ``read_pooling`` and ``check_vectors`` raise, and ``UnsupportedModel`` without both.
     """
     try:
-        found = read_pooling(source)
+        found = read_pooling(source, given)
         check_vectors(source)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"`pooled`: {error}; {INSTEAD}") from error
-    if given is not None:
-        if found is not None:
-            raise UsageError(f"`pooling` {given}: {MODULES} says how to pool already ({found}); leave it out")
-        return Pooling((given,), normalised=False)
-    if found is None:
+    if found is not None:
+        return found
+    if given is None:
         raise UnsupportedModel(
             f"`pooled`: the repository has no {MODULES} of sentence-transformers, which says how to pool; "
             "add `pooling` mean (of all tokens, the usual one) or cls (the first token)"
         )
-    return found
+    return Pooling((given,), normalised=False)

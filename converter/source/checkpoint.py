@@ -174,12 +174,28 @@ def read_checkpoint(folder: Path, tied: Container[str] = ()) -> Checkpoint:
     if first in (BIN, BIN_INDEX, TRAINING):
         return Checkpoint("bin", sizes, index, weight_map)
     tensors = _tensors(folder, files)
+    if first == SAFETENSORS and (folder / BIN_INDEX).is_file():
+        _check_stub(folder, tensors)
     for name, file in weight_map.items():
         if name not in tensors and name not in tied:
             raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")
         if name in tensors and tensors[name].file != file:
             raise SourceError(f"{index} places {name!r} in {file}, but it is in {tensors[name].file}")
     return Checkpoint("safetensors", sizes, index, weight_map, tensors)
+
+
+def _check_stub(folder: Path, tensors: Container[str]) -> None:
+    """Raises ``SourceError`` if a single file holds few of the tensors that an index beside it lists.
+
+    transformers loads the single file.
+    """
+    listed = weight_files(BIN_INDEX, lambda name: read_object(folder / name))
+    found = sum(name in tensors for name in listed)
+    if 2 * found < len(listed):
+        raise SourceError(
+            f"{SAFETENSORS} has {found} of the {len(listed)} tensors that {BIN_INDEX} lists, and libraries "
+            "load it first; remove it, or the index and its files, if they are of another model"
+        )
 
 
 def _tensors(folder: Path, files: list[str]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.config import LONGEST, Config, is_count
-from converter.errors import SourceError, UnsupportedModel
+from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.source.library_files import SENTENCE_CONFIGS, SENTENCES_CONFIG
 from converter.source.remote_code import NOT_COPIED
 from converter.source.source import CONFIG, PLAIN, Source, plain_text
@@ -236,10 +236,11 @@ class Pooling:
         return " and ".join(self.modes) + (", scaled to unit length" if self.normalised else "")
 
 
-def read_pooling(source: Source) -> Pooling | None:
+def read_pooling(source: Source, mode: str | None = None) -> Pooling | None:
     """How sentence-transformers would pool a repository's hidden states; None without ``modules.json``.
 
-    Raises ``UnsupportedModel`` for a way that is not computed here, ``SourceError`` for a damaged file.
+    ``mode`` is the user's, for a repository that does not say it. Raises ``UnsupportedModel`` for a way that
+    is not computed here, ``SourceError`` for a damaged file, and ``UsageError`` for a mode that it says too.
     """
     if MODULES not in source.files:
         return None
@@ -253,11 +254,16 @@ def read_pooling(source: Source) -> Pooling | None:
     _, settings, *normalising = [source.object(f"{part}/{CONFIG}") if part else {} for _, part in modules]
     if any(each.get("module_input_name", SENTENCES) != SENTENCES for each in normalising):
         raise UnsupportedModel(f"Normalize of {MODULES} does not scale the vector of the text")
-    if not settings:
+    if not settings and mode is None:
         raise UnsupportedModel(f"{modules[1][1]}/{CONFIG} is missing, which says how to pool")
+    if not settings and mode is not None:
+        return Pooling((mode,), normalised=bool(normalising))
     if settings.get("include_prompt", True) is not True:
         raise UnsupportedModel("the pooling leaves out a prompt, whose length is not known here")
-    return Pooling(_modes(settings), normalised=bool(normalising))
+    found = Pooling(_modes(settings), normalised=bool(normalising))
+    if mode is not None:
+        raise UsageError(f"`pooling` {mode}: {MODULES} says how to pool already ({found}); leave it out")
+    return found
 
 
 def _modes(settings: dict[str, Any]) -> tuple[str, ...]:

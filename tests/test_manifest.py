@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from converter import OnnxOptions, convert, export
-from converter.errors import ConverterError, VerificationError
+from converter.errors import ConverterError, SourceError, VerificationError
 from converter.publish.contents import read_contents, verify
 from converter.result.manifest import MANIFEST, read, write
 from tests import tiny
@@ -201,7 +201,7 @@ def test_rotary_too(tmp_path: Path, how: dict[str, Any]) -> None:
     assert [check.name for check in checked(out)] == ["config", "tensors", "frequencies"]
     assert not [name for name in read_contents(out).files if name.endswith(".py")]
     relisted(**({"rope_theta": 123.0} if "scale" in how else {"rope_scaling": None}))(out)
-    with pytest.raises(VerificationError):
+    with pytest.raises(SourceError, match="its record of the conversion says"):
         checked(out)
 
 

@@ -18,7 +18,9 @@ from converter import OnnxOptions, convert, export
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.onnx.genai import genai_config
+from converter.result import manifest
 from converter.result.converted import open_converted
+from converter.source.open import open_folder
 from tests import models as tests_models
 from tests import tiny
 from tests.conftest import edit_json
@@ -124,6 +126,7 @@ def test_a_graph_of_another_factor_is_noticed(converted: Convert) -> None:
     folder = converted("bloom", 12, "ntk")
     reference, scaling = load(folder), config_of(folder)["alibi_scaling"]
     edit_json(folder / "config.json", {"alibi_scaling": {**scaling, "factor": 3.5}})
+    manifest.write(folder, manifest.listed(open_folder(folder)), {})
     ids = tiny.token_ids(1, BEYOND)
     with pytest.raises(AssertionError):
         assert_same(finish(begin(model_of(exported(folder)), ids)), expected(reference, *ids))

@@ -523,7 +523,7 @@ def test_no_path_leads_out(content: str, found: dict[str, int], note: str, tmp_p
     assert nested_files(listed).files == {}
 
 
-# Files that transformers 5 saved
+# Files that one version of transformers saved
 
 SAVED = {"backend": "tokenizers", "is_local": True, "local_files_only": False}
 GENERIC = {**SAVED, "tokenizer_class": "TokenizersBackend", "model_input_names": None}
@@ -551,13 +551,18 @@ BY_NEWER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"extra_special_tokens": ["w30", "w31"], "additional_special_tokens": ["w31", "w32"]},
         {"extra_special_tokens": None, "additional_special_tokens": ["w31", "w32", "w30"]},
     ),
+    "none, as 4.57 saves it": (
+        {"extra_special_tokens": {}, "additional_special_tokens": ["w30"]},
+        {"extra_special_tokens": None},
+    ),
+    "none at all": ({"extra_special_tokens": {}}, {}),
     "named special tokens": ({"extra_special_tokens": {"image_token": "w30"}}, {}),
     "another class": ({**SAVED, "tokenizer_class": "BloomTokenizerFast"}, {}),
 }
 
 
 @pytest.mark.parametrize("kind", BY_NEWER)
-def test_what_transformers_5_saved_loads_on_every_version(
+def test_what_one_transformers_saved_loads_on_every_version(
     make_source: MakeSource, tmp_path: Path, kind: str
 ) -> None:
     settings, changed = BY_NEWER[kind]

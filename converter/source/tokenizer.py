@@ -81,7 +81,7 @@ def with_known_class(content: Config) -> dict[str, Any]:
 
 
 def for_all_versions(settings: Config) -> dict[str, Any]:
-    """A tokenizer_config.json that transformers 5 saved, as 4.57 reads it too; another one is not changed."""
+    """A tokenizer_config.json, as every supported transformers reads it, whichever saved it."""
     result = with_known_class(settings)
     if settings.get("tokenizer_class") == GENERIC:
         # Without it, the class of 4.57 adds token_type_ids, which decoders reject.
@@ -91,6 +91,8 @@ def for_all_versions(settings: Config) -> dict[str, Any]:
         del result[EXTRA]
         stated = result.get(OLD_EXTRA) or []
         result[OLD_EXTRA] = [*stated, *(token for token in extra if token not in stated)]
+    elif extra == {} and result.get(OLD_EXTRA):
+        del result[EXTRA]  # versions from 5.1 on, to 5.6 at least, read this one and not the list
     return result
 
 

@@ -601,3 +601,22 @@ def test_an_auto_map_that_is_no_object_leaves_the_tokenizer_there(
     result = quick(source, tmp_path / "out")
     assert "tokenizer_config.json" in result.files
     assert not any("tokenizer class" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "generic"])
+def test_the_limit_of_eight_and_then_two_is_that_of_two(
+    make_source: MakeSource, make_tokenizer: MakeTokenizer, tmp_path: Path, name: str
+) -> None:
+    """Also where tokenizer_config.json is written anew."""
+    if name == "generic":
+        source = make_source("bloom")
+        edit_json(source / "tokenizer_config.json", {**GENERIC, "model_max_length": 64})
+    else:
+        source = make_tokenizer(name, {"model_max_length": 64})
+    options = {"verify": False, "train_length": 64}
+    convert(source, tmp_path / "eight", scale=8, **options)
+    convert(tmp_path / "eight", tmp_path / "two", scale=2, **options)
+    limits = [
+        read(tmp_path / place / "tokenizer_config.json")["model_max_length"] for place in ("eight", "two")
+    ]
+    assert limits == [512, 128]

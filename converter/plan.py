@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def recorded_dtype(self) -> Dtype | None:
-        """The ``--dtype`` that makes the weights of the original those of the result; None for none."""
+        """The ``--dtype`` to which weights were rounded last; None if they have the original's."""
         return self.order.dtype or self.model.origin.dtype
 
     @property
@@ -274,7 +274,10 @@ def rounded_note(dtype: Dtype) -> str:
 def _check_options(
     model: Model, dtype: Dtype | None, link: Link | None, max_length: int | None, *, verify: bool
 ) -> None:
-    """Raises ``UsageError`` for values that no conversion, or none of this model, takes."""
+    """Raises ``UsageError`` for values that no conversion of this model takes.
+
+    Raises ``UnsupportedModel`` if only verification could show that the model is not quantised.
+    """
     if model.unquantised and not verify:
         raise UnsupportedModel(
             f"{quantised(said_quantised(model.unquantised))}; if a merge left that, verification shows it: "
@@ -381,7 +384,7 @@ def write(
         )
     config = {**plan.config, **model.stored_in(folder, checkpoint, plan.config)}
     digests = {**known, **digests}
-    weights = _weights(plan, folder, digests)
+    weights = _weights(plan, folder, digests, rewritten="converted" in how)
     step = {"source": source.root, "commit": source.commit, "subfolder": source.subfolder}
     config[PROVENANCE] = {**config[PROVENANCE], "weights": weights}
     if plan.recorded_dtype is not None:
@@ -395,7 +398,7 @@ def write(
     return Written(written, how, weights, digests)
 
 
-def _weights(plan: Plan, folder: Path, digests: dict[str, str]) -> Weights:
+def _weights(plan: Plan, folder: Path, digests: dict[str, str], *, rewritten: bool) -> Weights:
     """Whether the weights are the original's; reads those of a converted repository that nothing has read.
 
     They are looked at as they are when they are copied: a training may have diverged. Their SHA-256 are added
@@ -410,6 +413,6 @@ def _weights(plan: Plan, folder: Path, digests: dict[str, str]) -> Weights:
         if target not in digests:
             scan = model.scan(name, DIVERGED) if plan.order.unread else bool
             digests[target] = sha256(folder / target, look=scan)
-    if plan.order.dtype is not None or model.checkpoint.format == "bin":
+    if rewritten:
         return weights_of(model, {name: sha256(model.folder / name) for name in plan.weights})
     return weights_of(model, digests)

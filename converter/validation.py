@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from converter.errors import ConverterError, SourceError, UnsupportedModel, ValidationError, VerificationError
 from converter.model.model import Model
 from converter.model.rotary import RotaryModel
-from converter.onnx.files import graphs_in
+from converter.onnx.files import STANDALONE, graphs_in
 from converter.onnx.requirements import check_alibi, check_installed
 from converter.result import manifest
 from converter.result.converted import check_code, read_converted
@@ -100,7 +100,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     """
     started = time.monotonic()
     model, report = read_converted(Path(folder)), None
-    listed = manifest.listed(model.source)
+    listed = listed_files(model)
     graphs = {name: path for name, path in graphs_in(model.folder).items() if name in listed}
     if graphs:
         check_installed()
@@ -126,7 +126,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
             outcomes += [Outcome(each.file, each.passed, str(each)) for each in report.graphs]
         except (ValidationError, UnsupportedModel) as error:
             outcomes.append(Outcome("graphs", False, str(error)))
-    unlisted = unlisted_files(model)
+    unlisted = unlisted_files(model, listed) if listed else []
     notes = [f"not written by the conversion, changes what loads: {', '.join(unlisted)}"] if unlisted else []
     return Validation(model.folder, outcomes, report, notes, time.monotonic() - started)
 
@@ -149,14 +149,22 @@ def check_files(model: Model, *, progress: bool = False) -> str:
     return f"all {len(found)} files in {manifest.MANIFEST} are as they were written"
 
 
-def unlisted_files(model: Model) -> list[str]:
+def listed_files(model: Model) -> Collection[str]:
+    """The files in the manifest; empty without one, and for a damaged one, which ``check_files`` tells."""
+    try:
+        return manifest.listed(model.source)
+    except SourceError:
+        return ()
+
+
+def unlisted_files(model: Model, listed: Collection[str]) -> list[str]:
     """The files that a library reads in a converted repository, and that its manifest does not list."""
-    source, listed = model.source, manifest.listed(model.source)
-    names = [*source.files, *source.inside(TEMPLATES)]
+    source = model.source
+    names = [*source.files, *source.inside(TEMPLATES), *source.inside(STANDALONE)]
     found = [name for name in names if is_read(name)]
     for folder in module_folders(source):
         found += source.inside(folder)
-    return sorted(set(found) - listed.keys())
+    return sorted(set(found) - set(listed))
 
 
 def check_safe_code(model: Model) -> str:

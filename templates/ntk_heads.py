@@ -23,8 +23,8 @@ NOT_SERVED = (
     *("prefix_mask", "sequence_id", "subset_mask", "masked_tokens_mask"),
 )
 
-# Arguments of from_pretrained that say where files are; not its token, which pickled models would hold.
-PLACE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder")
+# Arguments of from_pretrained that say where files are; not secrets, which pickled models would hold.
+PLACE = ("cache_dir", "local_files_only", "revision", "subfolder")
 
 
 def check_keywords(model: nn.Module, keywords: Mapping[str, Any], *not_served: str) -> None:

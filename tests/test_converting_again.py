@@ -652,6 +652,14 @@ def test_validate_sees_what_was_added(kind: str, tmp_path: Path, run: Callable[.
         assert word in failed[0]
 
 
+def test_validate_with_a_damaged_list(tmp_path: Path, run: Callable[..., Run]) -> None:
+    folder = again(tiny.FACTORIES["bloom"](tmp_path / "source", 4), tmp_path / "out", scale=2)
+    (folder / "ntk_convert.json").write_text("[")
+    done = run("validate", folder)
+    assert (done.code, "FAILED  files: ntk_convert.json" in done.out) == (1, True)
+    assert "note" not in done.out
+
+
 def test_validate_sees_other_weights(tmp_path: Path, run: Callable[..., Run]) -> None:
     """transformers prefers a single file to shards, and right shards may stand beside it."""
     folder = again(tiny.FACTORIES["bloom"](tmp_path / "source", 4, sharded=True), tmp_path / "out", scale=2)

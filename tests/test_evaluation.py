@@ -255,16 +255,18 @@ def test_a_converted_rotary_model_must_be_what_its_record_says(tmp_path: Path) -
     config["ntk_convert"][ROTARY][SOURCE_CONFIG]["auto_map"] = None
     for hostile in (
         {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}},
-        {"quantization_config": {"quant_method": "gptq"}},
         {"rope_theta": 77.0, "rope_parameters": None},
     ):
         (folder / "config.json").write_text(json.dumps(config | hostile))
         with pytest.raises(ConverterError), open_subject(folder, CPU) as subject:
             subject.scaled(subject.model.scaling)
-    kernel = {"_attn_implementation": "nobody/evil-kernel"}  # is left out, as of any source
-    (folder / "config.json").write_text(json.dumps(config | kernel))
-    with open_subject(folder, CPU) as subject:
-        subject.scaled(subject.model.scaling)
+    for left_out in (
+        {"_attn_implementation": "nobody/evil-kernel"},
+        {"quantization_config": {"quant_method": "gptq"}},  # whose weights are floating point
+    ):
+        (folder / "config.json").write_text(json.dumps(config | left_out))
+        with open_subject(folder, CPU) as subject:
+            subject.scaled(subject.model.scaling)
     assert not (folder / "was-run").exists()
 
 

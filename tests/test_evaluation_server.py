@@ -164,7 +164,7 @@ def test_noise_hides_a_difference() -> None:
         ),
         (
             "--server URL --model-name m --fault NaN --text TEXT --lengths 200 --items 1",
-            "that are none: they must be",
+            "invalid log-probabilities for a prompt: they must be",
             1,
         ),
         (
@@ -179,7 +179,7 @@ def test_noise_hides_a_difference() -> None:
         ),
         ("--server URL --model-name m --fault null", "gives no text", 1),
         ("--server URL --model-name m --fault redirect", "/elsewhere', where nothing is sent; if", 1),
-        ("--server URL --model-name m --fault packed", "packs its answers, which it was not asked for", 1),
+        ("--server URL --model-name m --fault packed", "compresses its answers, although asked not to", 1),
         ("--server URL --model-name m --fault endless", "has more than 1.0 MB", 1),
         ("--server URL --model-name m --fault slow", "did not end its answer within 1 s", 1),
         ("--server URL --model-name m --fault page", "is no OpenAI-compatible server", 1),

@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "a quantisation of pickles": (
         "bloom",
         both(config(quantization_config={}), pickled),
-        "quantised (quantization_config is set); convert the unquantised one; remove quantization_config if",
+        "quantised (quantization_config is set); convert the unquantised one; if a merge left it, remove",
     ),
     "quantised weights": (
         "bloom",
@@ -178,7 +178,7 @@ OTHER_FILES: dict[str, tuple[str, Change, str]] = {
         f"{name} in place of a Transformer": (
             "jina_bert",
             begins(name, path),
-            f"modules.json names sentence_transformers.models.{name}, so sentence-transformers reads texts",
+            f"modules.json begins with sentence_transformers.models.{name}, so sentence-transformers reads",
         )
         for name, path in {"Router": "", "CLIPModel": "0_CLIPModel", "StaticEmbedding": ""}.items()
     },

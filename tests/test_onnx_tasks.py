@@ -177,7 +177,7 @@ def test_a_pooling_that_modules_json_names_and_nobody_stored(repository: Make) -
     """The user says it, and modules.json whether the vector is scaled."""
     out = with_modules(repository("jina_bert", head="Model"), POOLING, "Normalize")
     (out / "1_Pooling/config.json").unlink()
-    exported(out, "portable", pooled=True, pooling="cls")
+    assert export(out, OnnxOptions("portable", pooled=True, pooling="cls")).report is not None
     ids, mask = tiny.token_ids(2, 12), np.ones((2, 12), dtype=np.int64)
     found = outputs(str(out / "model.onnx"), ids, mask)
     first = found["last_hidden_state"][:, 0]

@@ -297,10 +297,20 @@ def test_a_record_that_is_not_of_this_config(
     assert key in refused(folder, "--out", tmp_path / "again")
 
 
+def test_a_merge_of_qlora_leaves_a_key_behind(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
+    folder = convert(pristine("llama"), tmp_path / "out", scale=2).path
+    edit_json(folder / "config.json", {"quantization_config": {"load_in_4bit": True}})
+    assert "convert it again" in run("validate", folder).err
+    done = run(folder, "--out", tmp_path / "again")
+    assert done.code == 0, done.err
+    assert "quantization_config" not in config_of(tmp_path / "again")
+
+
 def test_a_graph_that_somebody_else_put_beside_it(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
     folder = convert(pristine("llama"), tmp_path / "out", scale=2).path
     (folder / "model.onnx").write_bytes(b"mine")
-    assert run("validate", folder).code == 0
+    done = run("validate", folder)
+    assert (done.code, "changes what loads: model.onnx" in done.out) == (0, True)
 
 
 # What people see

@@ -275,6 +275,14 @@ def test_what_only_sentence_transformers_6_loads_stays_with_a_note(tmp_path: Pat
     assert json.loads((out / name).read_text())[key] == values[key]
 
 
+def test_a_module_that_chooses_may_come_later(tmp_path: Path) -> None:
+    folder = source(tmp_path / "source")
+    files = by_newer(folder)
+    later = {**files["modules.json"][2], "type": f"{NEW}models.Asym"}
+    write(folder, {"modules.json": [*files["modules.json"][:2], later]})
+    convert(folder, tmp_path / "out", train_length=TRAIN_LENGTH, verify=False)
+
+
 def test_several_poolings_keep_their_order(tmp_path: Path) -> None:
     folder, out = source(tmp_path / "source"), tmp_path / "out"
     files = by_newer(folder)

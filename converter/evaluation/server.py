@@ -106,7 +106,7 @@ class Served:
                 )
             if not all(map(_is_logprob, found[1 : len(ids)])):
                 raise ServerError(
-                    f"the server at {self.url} gives log-probabilities of a prompt that are none: they must "
+                    f"the server at {self.url} gives invalid log-probabilities for a prompt: they must "
                     "be numbers up to 0; look at the server's log, or measure with another server"
                 )
             return -np.array(found[1 : len(ids)], dtype=np.float64)
@@ -293,7 +293,7 @@ def _http_client(url: str) -> Any:
             response = super().send(request, **{**options, "stream": True})
             with contextlib.closing(response):
                 if response.headers.get("content-encoding", "identity") != "identity":
-                    raise ServerError(f"the server at {url} packs its answers, which it was not asked for")
+                    raise ServerError(f"the server at {url} compresses its answers, although asked not to")
                 for part in response.iter_bytes():
                     content += part
                     if len(content) > MOST_BYTES:

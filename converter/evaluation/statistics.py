@@ -76,8 +76,8 @@ def compare(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> 
     which is McNemar's test, and the interval is that of ``paired_interval``. Other scores and losses are
     judged by their mean: the interval is Student's t interval of the items' differences, and ``p`` the larger
     of the p of the paired t test and of ``permutation_p``. So a significant difference has an interval that
-    leaves out no change. Losses of fewer than ``FEWEST_WINDOWS`` windows show nothing. A NaN loss counts as
-    infinite; where a difference is not finite, ``p`` is that of the sign test.
+    leaves out no change. Losses of fewer than ``FEWEST_WINDOWS`` windows show nothing, if they are finite. A
+    NaN loss counts as infinite; where a difference is not finite, ``p`` is that of the sign test.
     """
     differences = _differences(metric, scores, baseline)
     gains = -differences if metric == PERPLEXITY else differences

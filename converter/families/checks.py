@@ -90,8 +90,10 @@ def without_quantisation(source: Source, config: Config) -> tuple[dict[str, Any]
     what = said_quantised([*keys, *files])
     dtypes = source.stored_dtypes()
     if dtypes is None:
-        left = f"remove {' and '.join([*keys, *files])} if a merge left it, and save safetensors"
-        raise UnsupportedModel(f"{quantised(what)}; {left}")
+        named = " and ".join([*keys, *files])
+        raise UnsupportedModel(
+            f"{quantised(what)}; if a merge left it, remove {named}, or convert a local copy in safetensors"
+        )
     if not dtypes <= FLOATS.keys():
         raise quantised(what)
     return result, [*keys, *files]

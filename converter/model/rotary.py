@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry, without_implementation
 from converter.errors import SourceError, UsageError
+from converter.families.checks import QUANTISED_KEYS
 from converter.model.model import Model
 from converter.model.words import Words, auto_class, task
 from converter.rotary import settings
@@ -93,6 +94,7 @@ class RotaryModel(Model):
         recorded = settings.scaled_config(self.source_config, self.rotary, self.scaling, length)
         recorded = settings.respelled(recorded)
         found = settings.respelled(with_known_class(without_implementation(self.config)))
+        found = {key: value for key, value in found.items() if key not in QUANTISED_KEYS}
         for key in (found.keys() | recorded.keys()) - {PROVENANCE}:
             if found.get(key) != recorded.get(key):
                 raise SourceError(

@@ -19,14 +19,15 @@ from converter.model.alibi import AlibiModel
 from converter.onnx.build import build_graph
 from converter.onnx.describe import Description
 from converter.onnx.report import AGAIN, GraphCheck, failed
-from converter.source.sentence_transformers import read_pooling
+from converter.source.sentence_transformers import Pooling, read_pooling
+from converter.source.source import Source
 
 
 def check_structure(model: ir.Model, made: Description, repository: AlibiModel) -> GraphCheck:
     """Whether a graph is what this version builds of a repository, whose config names the task's class."""
     scaling = repository.config.get("alibi_scaling")
     try:
-        pooling = made.pooling and (read_pooling(repository.source) or made.pooling)  # or it was given
+        pooling = made.pooling and stated_pooling(repository.source, made.pooling)
         for what, own, now in (
             ("alibi_scaling", made.alibi_scaling, scaling),
             ("pooling", made.pooling, pooling),
@@ -47,6 +48,15 @@ def check_structure(model: ir.Model, made: Description, repository: AlibiModel) 
     if model.producer_version != __version__:
         detail += f", and {model.producer_version} wrote it"
     return GraphCheck("graph", False, f"{detail}; {AGAIN}")
+
+
+def stated_pooling(source: Source, made: Pooling) -> Pooling:
+    """How a repository's files say to pool; if they do not say it, ``made``, which the user gave."""
+    try:
+        return read_pooling(source) or made
+    except UnsupportedModel:
+        # The settings are missing. Then the user gave the mode, and modules.json says the rest.
+        return read_pooling(source, made.modes[0]) or made
 
 
 def difference(found: ir.Graph, right: ir.Graph, *, standalone: bool) -> str | None:

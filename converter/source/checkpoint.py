@@ -174,8 +174,8 @@ def read_checkpoint(folder: Path, tied: Container[str] = ()) -> Checkpoint:
     if first in (BIN, BIN_INDEX, TRAINING):
         return Checkpoint("bin", sizes, index, weight_map)
     tensors = _tensors(folder, files)
-    if first == SAFETENSORS and (folder / BIN_INDEX).is_file():
-        _check_stub(folder, tensors)
+    if first == SAFETENSORS:
+        _check_stub(folder, len(tensors))
     for name, file in weight_map.items():
         if name not in tensors and name not in tied:
             raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")
@@ -184,18 +184,21 @@ def read_checkpoint(folder: Path, tied: Container[str] = ()) -> Checkpoint:
     return Checkpoint("safetensors", sizes, index, weight_map, tensors)
 
 
-def _check_stub(folder: Path, tensors: Container[str]) -> None:
-    """Raises ``SourceError`` if a single file holds few of the tensors that an index beside it lists.
+def _check_stub(folder: Path, found: int) -> None:
+    """Raises ``SourceError`` if the single file holds few tensors, and an index beside it lists many.
 
-    transformers loads the single file.
+    Libraries load the single file. What else is wrong with an index that is not used does not matter.
     """
-    listed = weight_files(BIN_INDEX, lambda name: read_object(folder / name))
-    found = sum(name in tensors for name in listed)
-    if 2 * found < len(listed):
-        raise SourceError(
-            f"{SAFETENSORS} has {found} of the {len(listed)} tensors that {BIN_INDEX} lists, and libraries "
-            "load it first; remove it, or the index and its files, if they are of another model"
-        )
+    for index in INDEXES:
+        try:
+            listed = read_object(folder / index).get("weight_map")
+        except SourceError:
+            continue
+        if isinstance(listed, dict) and 2 * found < len(listed):
+            raise SourceError(
+                f"{SAFETENSORS} has {found} tensors, {index} lists {len(listed)}, and libraries load the "
+                f"first; delete {SAFETENSORS} if it is a leftover, else {index} and its shards"
+            )
 
 
 def _tensors(folder: Path, files: list[str]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ SENTENCES_CONFIG = "config_sentence_transformers.json"
 """The file with what sentence-transformers does around the modules, such as prompts."""
 READ = (
     *("config.json", "generation_config.json"),
-    # Weights. transformers takes the first of these that there is.
+    # Weights. transformers prefers the single file, and applies an adapter to either.
     *("model.safetensors", "model.safetensors.index.json"),
     *("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"),
     # Tokenizers and processors. Without tokenizer.json, any file that ends in .model can be the vocabulary.
@@ -32,6 +32,8 @@ READ = (
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
     *("processor_config.json", "preprocessor_config.json"),
     *("video_preprocessor_config.json", "audio_tokenizer_config.json"),
+    # Graphs, which programs choose by name
+    *("*.onnx", "onnx/*.onnx"),
     # sentence-transformers. modules.json names further folders, and any file in these may be read.
     *("modules.json", SENTENCES_CONFIG, *SENTENCE_CONFIGS, "router_config.json"),
 )

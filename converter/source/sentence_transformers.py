@@ -100,12 +100,9 @@ def nested_files(source: Source) -> Nested:
             modules = _modules(source)
         except SourceError:
             notes.append(UNREADABLE)
+    if modules:
+        _check_first(modules[0][0])
     for kind, folder in modules:
-        if kind.startswith(LIBRARY) and kind.rpartition(".")[2] in OTHER_INPUTS:
-            raise UnsupportedModel(
-                f"{MODULES} names {plain_text(kind)}, so sentence-transformers reads texts with it, not "
-                f"with the model beside it; give `subfolder` the folder of a Transformer, or remove {MODULES}"
-            )
         if kind == NOT_COPIED or not kind.startswith(LIBRARY):
             notes.append(
                 f"{MODULES} names {plain_text(kind)}, code of the source that is not copied, so "
@@ -128,6 +125,15 @@ def nested_files(source: Source) -> Nested:
         if left:
             notes.append(f"not copied for sentence-transformers: {', '.join(left)}")
     return Nested(files, notes, not notes if modules or notes else None, modules)
+
+
+def _check_first(kind: str) -> None:
+    """Raises ``UnsupportedModel`` for a first module that takes the place of a Transformer."""
+    if kind.startswith(LIBRARY) and kind.rpartition(".")[2] in OTHER_INPUTS:
+        raise UnsupportedModel(
+            f"{MODULES} begins with {plain_text(kind)}, so sentence-transformers reads texts with it, not "
+            f"with the model beside it; give `subfolder` the folder of a Transformer, or remove {MODULES}"
+        )
 
 
 def _modules(source: Source) -> list[tuple[str, str]]:
@@ -254,9 +260,9 @@ def read_pooling(source: Source, mode: str | None = None) -> Pooling | None:
     _, settings, *normalising = [source.object(f"{part}/{CONFIG}") if part else {} for _, part in modules]
     if any(each.get("module_input_name", SENTENCES) != SENTENCES for each in normalising):
         raise UnsupportedModel(f"Normalize of {MODULES} does not scale the vector of the text")
-    if not settings and mode is None:
-        raise UnsupportedModel(f"{modules[1][1]}/{CONFIG} is missing, which says how to pool")
-    if not settings and mode is not None:
+    if not settings:
+        if mode is None:
+            raise UnsupportedModel(f"{modules[1][1]}/{CONFIG} is missing, which says how to pool")
         return Pooling((mode,), normalised=bool(normalising))
     if settings.get("include_prompt", True) is not True:
         raise UnsupportedModel("the pooling leaves out a prompt, whose length is not known here")

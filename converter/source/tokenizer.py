@@ -92,7 +92,7 @@ def for_all_versions(settings: Config) -> dict[str, Any]:
         stated = result.get(OLD_EXTRA) or []
         result[OLD_EXTRA] = [*stated, *(token for token in extra if token not in stated)]
     elif extra == {} and result.get(OLD_EXTRA):
-        del result[EXTRA]  # versions from 5.1 on, to 5.6 at least, read this one and not the list
+        del result[EXTRA]  # 5.1 to 5.6, at least, take this empty object and ignore the list
     return result
 
 
@@ -154,10 +154,11 @@ def _missing(what: str) -> Tokenizer:
 
 def _reference(settings: Config, config: Config) -> str | None:
     """The reference to a tokenizer class in a repository's code, ``module.Class``; None without one."""
-    for mapped in (settings.get("auto_map"), config.get("auto_map")):
+    stated = settings.get("auto_map")
+    if isinstance(stated, list):  # in an old tokenizer_config.json, the slow and the fast class
+        stated = {AUTO: stated}
+    for mapped in (stated, config.get("auto_map")):
         names = mapped.get(AUTO) if isinstance(mapped, dict) else None
-        if mapped is settings.get("auto_map") and isinstance(mapped, list):
-            names = mapped  # in an old tokenizer_config.json, the list of the slow and the fast class
         for name in names if isinstance(names, list) else [names]:
             if isinstance(name, str):
                 return name

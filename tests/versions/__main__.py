@@ -44,6 +44,7 @@ def main() -> int:
         # Clients 1.x compare the names of hosts without the ports, and the real storage has another name.
         server.storage = server.storage.replace("127.0.0.1", "localhost")
         root = Path(folder)
+        environments.python(SUPPORTED[0])  # which both threads use
         with ThreadPoolExecutor(AT_ONCE) as threads:
             list(threads.map(lambda share: prepare(root, share), [names[0::2], names[1::2]]))
             list(threads.map(lambda share: save_again(root, share), [names[0::2], names[1::2]]))

@@ -327,7 +327,7 @@ def test_the_header_has_a_format_that_transformers_4_loads(
     stored = load_file(file)
     file.unlink()
     save_file(stored, file, metadata=before)
-    convert(source, out, scale=2, link=link)
+    convert(source, out, scale=2, link=link, verify=False)
     assert read_metadata(out / file.name) == after
     assert ((out / file.name).read_bytes() == file.read_bytes()) == (before == after)
     assert {name: each.tolist() for name, each in load_file(out / file.name).items()} == {

@@ -23,7 +23,7 @@ NOT_SERVED = (
     *("prefix_mask", "sequence_id", "subset_mask", "masked_tokens_mask"),
 )
 
-# Arguments of from_pretrained that say where files are; not secrets, which pickled models would hold.
+# Arguments of from_pretrained that say where files are; neither token nor proxies, which pickles would hold.
 PLACE = ("cache_dir", "local_files_only", "revision", "subfolder")
 
 

@@ -149,13 +149,12 @@ class Plan:
         name = root if is_hub_id(root) else f"./{root}"
         place = {"revision": origin.commit, "subfolder": origin.subfolder}
         first, more, request = "", set_words(model.overrides), self.request
-        if model.converted and (weights != "original" or model.scaling.temperature):
+        if model.converted and weights != "original":
             here, changed = model.source, ", with other weights" * (weights == "other")
-            if not model.scaling.temperature:  # no option gives one
-                before = request_for(model.scaling, model.trained.tokens)
-                rounded = ["--dtype", origin.dtype] if origin.dtype else []
-                first = command_line(name, before, "./converted", **place, more=[*more, *rounded])
-                first += f"\n# {here.root}: saved of ./converted{changed}\n"
+            before = request_for(model.scaling, model.trained.tokens)
+            rounded = ["--dtype", origin.dtype] if origin.dtype else []
+            first = command_line(name, before, "./converted", **place, more=[*more, *rounded])
+            first += f"\n# {here.root}: saved from ./converted{changed}\n"
             name = here.repo_id or f"./{here.root}"
             place, more = {"revision": here.commit, "subfolder": here.subfolder}, []
             dtype = self.asked_dtype
@@ -186,7 +185,7 @@ def decide(
     """
     source = model.source
     scaling = model.resolve(request)
-    if model.converted and not request.asked and not scaling.temperature:  # which no request has
+    if model.converted and not request.asked:
         request = _kept(model)
     _check_options(model, dtype, link, max_length, verify=verify)
     weights = source.weights()

@@ -12,7 +12,7 @@ NTK scaling: github.com/keezen/ntk_alibi, generalised to slopes of any number an
 Linear scaling: Al-Khateeb et al. 2023 (arXiv 2310.13017).
 Scaling by parts: the counterpart of "NTK by parts" for rotary frequencies (u/bloc97, July 2023).
 Temperatures: a factor on the content that grows with the length, as in YaRN (arXiv 2309.00071) and InfoScale
-(arXiv 2501.08570), but for each head as far as it is scaled.
+(arXiv 2501.08570), but one for each head.
 
 Shapes below: B rows, H heads, T tokens, D head size.
 This file is part of a converted repository and imports only torch.
@@ -39,8 +39,7 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 # Keys of alibi_scaling that only these types have.
 OWN_KEYS = {
     "fitted": {"exponents", "temperatures"},
-    "by-parts": {"ramp", "temperature"},
-    "ntk": {"temperature"},
+    "by-parts": {"ramp"},
 }
 # The score of a padded key is the product of these two, below the score of any real key. float16 can
 # hold both factors for every softmax scale down to 1 / 256.
@@ -97,9 +96,8 @@ def fitted_rows(rows: Any, heads: int, layers: set[int]) -> list[list[float]]:
 class Alibi:
     """The slopes of one model, scaled as ``alibi_scaling`` in its config says, and its temperatures.
 
-    A scaling may have temperatures u: those of a fitted one are given, those of ntk and by-parts are C * t.
-    They multiply the content of a query, not its bias, so the score is
-    ``s * a ** u * q.k - m * a ** -t * (i - j)``.
+    A fitted scaling may have temperatures u. They multiply the content of a query, not its bias, so the score
+    is ``s * a ** u * q.k - m * a ** -t * (i - j)``.
 
     Do not change an instance: its slopes are copied to a device once and reused. Make a new one.
 
@@ -108,8 +106,7 @@ class Alibi:
         scaling: None (no scaling); ``{"type", "factor"}`` (static); or ``{"type", "train_seq_len"}``
             with optional ``"dynamic"`` ("length", the default, or "position") and ``"rate"`` (1.0). The type
             by-parts, and no other, has a ``"ramp"``; the type fitted, and no other, has ``"exponents"``,
-            and may have ``"temperatures"`` in as many rows. ntk and by-parts may have a ``"temperature"`` C
-            above 0, at most 1.
+            and may have ``"temperatures"`` in as many rows.
         layers: the number of layers, which fitted exponents may tell apart.
 
     Raises:
@@ -142,12 +139,10 @@ class Alibi:
                 self.temperatures = fitted_rows(scaling["temperatures"], len(slopes), {len(self.exponents)})
         else:
             self.exponents = [exponents(kind, slopes, scaling.get("ramp", ()))]
-            if "temperature" in scaling:
-                self.temperatures = [[float(scaling["temperature"]) * t for t in self.exponents[0]]]
         self.dynamic = None if static else scaling.get("dynamic", "length")
         self.train_length = float(scaling.get("train_seq_len", int(static)))
         self.rate, factor = (float(scaling.get(name, 1.0)) for name in ("rate", "factor"))
-        strengths = (self.train_length, self.rate, factor, float(scaling.get("temperature", 1.0)))
+        strengths = (self.train_length, self.rate, factor)
         powers = [t for row in (*self.exponents, *(self.temperatures or ())) for t in row]
         sound = all(0 < value < math.inf for value in strengths) and factor >= 1
         # With larger exponents, slopes would not stay within float32.

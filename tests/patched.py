@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from converter import convert
 from converter.families.templates import templates_folder
+from converter.model.alibi import AlibiModel
+from converter.model.open import read_model
 from converter.result import manifest
 from converter.scaling.scaling import METHODS
+from converter.source.open import open_folder
 from converter.weights.files import sha256
 from tests import tiny
 from tests.conftest import edit_json
@@ -50,7 +55,7 @@ SCALINGS: dict[str, dict[str, Any]] = {**STATIC, **DYNAMIC}
 # With a row of exponents per layer; converted with ``scaled``.
 FITTED = ("fitted", "fitted-position")
 TEMPERED = "-tempered"
-"""Ends the name of a scaling with one temperature for all heads, as older versions wrote it."""
+"""Ends the name of a scaling whose slopes are given as fitted ones, with temperatures; see ``tempered``."""
 
 
 def fitted_scaling(heads: int, layers: int, dynamic: str | None = None) -> dict[str, Any]:
@@ -79,8 +84,21 @@ def scaled(source: Path, out: Path, scaling: str, heads: int, **more: Any) -> Pa
 
 
 def tempered(folder: Path, temperature: float = 0.5) -> Path:
-    """Gives a converted repository a temperature for all heads."""
-    scaling = {**config_of(folder)["alibi_scaling"], "temperature": temperature}
+    """Makes the scaling of a converted repository a fitted one: the same slopes, in one row for all layers.
+
+    The temperature of each head is ``temperature`` times its exponent.
+    """
+    model = read_model(open_folder(folder))
+    assert isinstance(model, AlibiModel)
+    stock = model.stock({})
+    # With the factor e, the exponent is the logarithm of what a slope is divided by.
+    divided = model.scaled(stock, replace(model.scaling, factor=math.e, dynamic=None), 0, 0)
+    exponents = [math.log(before / after) for before, after in zip(stock, divided, strict=True)]
+    scaling = {
+        key: value for key, value in config_of(folder)["alibi_scaling"].items() if key not in ("type", "ramp")
+    }
+    scaling |= {"type": "fitted", "exponents": [exponents]}
+    scaling |= {"temperatures": [[temperature * exponent for exponent in exponents]]}
     edit_json(folder / "config.json", {"alibi_scaling": scaling})
     manifest.update(folder, {"config.json": sha256(folder / "config.json")})
     return folder

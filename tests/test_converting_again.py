@@ -157,12 +157,21 @@ def test_what_older_versions_wrote(name: str, listed: bool, tmp_path: Path) -> N
     right(name, tmp_path / "second")
 
 
-def test_a_temperature_of_an_older_version_is_kept(tmp_path: Path) -> None:
+def test_a_temperature_for_all_heads_is_refused(tmp_path: Path) -> None:
+    """The key of an experiment, which no option made and no code honours."""
+    first = again(tiny.FACTORIES["bloom"](tmp_path / "source", 4), tmp_path / "first", scale=4)
+    scaling = {**config_of(first)["alibi_scaling"], "temperature": 0.5}
+    edit_json(first / "config.json", {"alibi_scaling": scaling})
+    with pytest.raises(SourceError, match="key 'temperature', which this version does not know"):
+        convert(first, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+
+
+def test_temperatures_are_kept(tmp_path: Path) -> None:
     first = tempered(again(tiny.FACTORIES["bloom"](tmp_path / "source", 4), tmp_path / "first", scale=4))
     second = again(first, tmp_path / "second")
     assert config_of(second)["alibi_scaling"] == config_of(first)["alibi_scaling"]
     right("bloom", second)
-    assert "--slopes" not in (second / "README.md").read_text()
 
 
 def test_limits_of_eight_and_then_two_are_those_of_two(tmp_path: Path) -> None:
@@ -519,7 +528,7 @@ def test_the_card_of_a_tuned_model(saved: Path, tmp_path: Path) -> None:
         "so its weights are its own.",
         f"ntk-convert {SOURCE} --revision {'a1' * 20} --subfolder runs/last --scale 2 --train-length 32 ",
         " --out ./converted --set n_head=4\n",
-        "# tuned: saved of ./converted, with other weights\n",
+        "# tuned: saved from ./converted, with other weights\n",
         "\nntk-convert ./tuned --scale 2 --train-length 32 --out ./out\n",
         '.from_pretrained("./out", trust_remote_code=True)',
         "- slopes: 4 slopes measured",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from converter.config import LONGEST
 from converter.scaling import slopes as formulas
-from converter.scaling.scaling import METHODS, query_factors, read_scaling
+from converter.scaling.scaling import LARGEST_FACTOR, METHODS, TEMPERATURES, query_factors, read_scaling
 from templates import ntk_alibi
 from tests.reference import alibi as reference
 
@@ -162,32 +162,26 @@ def test_the_template_states_the_same_formula(
 
 
 @given(
-    any_slopes(),
-    st.sampled_from(["ntk", "by-parts"]),
-    any_ramp(),
-    factors,
-    st.floats(0.001, 1.0),
+    st.lists(st.floats(*TEMPERATURES), min_size=1, max_size=64).filter(any),
+    factors.filter(lambda factor: 1 < factor <= LARGEST_FACTOR),
     st.integers(1, LONGEST // 3),
 )
-def test_a_head_has_a_temperature_as_far_as_it_is_scaled(
-    slopes: np.ndarray, method: Any, ramp: formulas.Ramp, factor: float, temperature: float, length: int
+def test_the_queries_of_a_head_are_multiplied_by_its_temperature(
+    temperatures: list[float], factor: float, length: int
 ) -> None:
-    """In the converter, the template and the reference: a^u is (m / m')^C, from 1 to a^C."""
-    own = {"ramp": list(ramp)} if method == "by-parts" else {}
-    value = {"type": method, "factor": factor, "temperature": temperature, **own}
-    stock = tuple(slopes.tolist())
-    found = np.array(query_factors(read_scaling(value), stock))
-    np.testing.assert_allclose(found, (slopes / scaled_slopes(slopes, method, factor, ramp)) ** temperature)
-    assert np.all((found >= 1) & (found <= factor**temperature * (1 + 1e-12)))
-    stated_once_more = reference.temperatures(value, slopes, 0)
+    """In the converter, the template and the reference: by a^u, from 1 / a to a."""
+    heads = len(temperatures)
+    value = {"type": "fitted", "exponents": [[0.0] * heads], "temperatures": [temperatures]}
+    static = {**value, "factor": factor}
+    found = np.array(query_factors(read_scaling(static), heads))
+    assert np.all((found >= 1 / factor * (1 - 1e-12)) & (found <= factor * (1 + 1e-12)))
+    stated_once_more = reference.temperatures(static, heads, 0)
     np.testing.assert_allclose(found, factor**stated_once_more, rtol=1e-9)
-    if any(exponents(method, slopes, ramp)):
-        np.testing.assert_allclose(ntk_alibi.Alibi(stock, value).temperatures, [found], rtol=1e-9)
+    np.testing.assert_allclose(ntk_alibi.Alibi([1.0] * heads, static).temperatures, [found], rtol=1e-9)
     # By position, nothing changes up to the trained length.
-    del value["factor"]
     growing = read_scaling({**value, "train_seq_len": length, "dynamic": "position"})
-    assert set(query_factors(growing, stock, length)) == {1.0}
-    np.testing.assert_allclose(query_factors(growing, stock, 3 * length), 3**stated_once_more, rtol=1e-9)
+    assert set(query_factors(growing, heads, length)) == {1.0}
+    np.testing.assert_allclose(query_factors(growing, heads, 3 * length), 3**stated_once_more, rtol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["linear", "ntk", "ntk-published"])

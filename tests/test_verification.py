@@ -264,12 +264,12 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
             family,
             scaling,
             rf"head \d+ runs with {QUERIES}",
-            {mistake: ('float(scaling["temperature"]) * t for t', mistake)},
+            {mistake: (right, mistake)},
         )
-        for family, scaling, mistake in (
-            ("falcon", "by-parts-tempered", 'float(scaling["temperature"]) * bool(t) for t'),
-            ("bloom", "by-parts-position-tempered", 'float(scaling["temperature"]) * t * t for t'),
-            ("mosaic_bert", "ntk-length-tempered", 'float(scaling["temperature"]) for t'),
+        for family, scaling, right, mistake in (
+            ("falcon", "by-parts-tempered", "factor**u for u", "factor ** bool(u) for u"),
+            ("bloom", "by-parts-position-tempered", "** temperatures", "** temperatures**2"),
+            ("mosaic_bert", "ntk-length-tempered", "** temperatures", "** temperatures.ceil()"),
         )
     ),
     # Encoders

@@ -124,11 +124,11 @@ class Alibi:
     def query_factors(self, tokens: Tokens, layer: int) -> Value | None:
         """float32 [1 or N, H, 1]: what to multiply the queries by; None without temperatures."""
         graph, scaling, heads = tokens.graph, self.scaling, len(self.slopes)
-        temperatures = temperatures_of(scaling, self.slopes, layer)
+        temperatures = temperatures_of(scaling, layer)
         if temperatures is None:
             return None
         if not scaling.dynamic:
-            static = query_factors(scaling, self.slopes, layer=layer)
+            static = query_factors(scaling, heads, layer=layer)
             return graph.float32(np.reshape(static, (1, heads, 1)))
         factors = graph.op("Pow", self._factor(tokens, scaling), graph.float32(temperatures))
         shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([heads]), axis=0)

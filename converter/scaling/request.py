@@ -287,7 +287,7 @@ def request_for(scaling: Scaling, trained: int | None, *, told: bool = True) -> 
     length = trained if told else None
     if not scaling.scaled:
         return Request("none", train_length=length)
-    if scaling.exponents is not None or scaling.temperature:  # no option gives the latter
+    if scaling.exponents is not None:
         return Request(train_length=length, slopes=GivenSlopes(SLOPES_FILE, scaling))
     ramp = None
     if scaling.ramp is not None and trained is not None:

@@ -57,8 +57,6 @@ class Scaling:
     """Of ``fitted``; None for other methods."""
     temperatures: Exponents | None = None
     """Of ``fitted``, in as many rows as the exponents; None if it has none."""
-    temperature: float = 0.0
-    """C of ``ntk`` and ``by-parts``, from 0 to 1: a head's temperature is C times its exponent."""
     dynamic: Basis | None = None
     """What the factor of a dynamic scaling grows with; None for other scalings."""
     rate: float = 1.0
@@ -95,8 +93,6 @@ class Scaling:
             found["factor"] = self.factor
         if self.ramp is not None:
             found["ramp"] = list(self.ramp)
-        if self.temperature:
-            found["temperature"] = self.temperature
         for name, table in (("exponents", self.exponents), ("temperatures", self.temperatures)):
             if table is not None:
                 found[name] = [list(row) for row in table]
@@ -111,8 +107,6 @@ class Scaling:
             parts.append(f"factor {number_text(self.factor)}")
         if self.ramp is not None:
             parts.append(f"ramp {' to '.join(map(number_text, self.ramp))} tokens")
-        if self.temperature:
-            parts.append(f"temperature {number_text(self.temperature)}")
         if self.exponents is not None:
             layers = len(self.exponents)
             parts.append(f"{len(self.exponents[0])} heads")
@@ -159,27 +153,27 @@ def exponents_of(scaling: Scaling, stock: Slopes, layer: int = 0) -> tuple[float
     return exponents(scaling.method, stock, scaling.ramp)
 
 
-def temperatures_of(scaling: Scaling, stock: Slopes, layer: int = 0) -> tuple[float, ...] | None:
-    """The temperature u of each head of a layer: C times its exponent, or the fitted one; None without any.
+def temperatures_of(scaling: Scaling, layer: int = 0) -> tuple[float, ...] | None:
+    """The fitted temperature u of each head of a layer; None without temperatures.
 
-    C is this project's, from small models (docs/how-it-works.md). That the content needs a factor which
-    grows with the length is from InfoScale (arXiv 2501.08570) and YaRN (arXiv 2309.00071), which have one
-    for all heads.
+    That the content needs a factor which grows with the length is from InfoScale (arXiv 2501.08570) and YaRN
+    (arXiv 2309.00071), which have one for all heads.
     """
-    if scaling.temperatures is not None:
-        return scaling.temperatures[layer if len(scaling.temperatures) > 1 else 0]
-    if not scaling.temperature:
+    if scaling.temperatures is None:
         return None
-    return tuple(scaling.temperature * t for t in exponents_of(scaling, stock, layer))
+    return scaling.temperatures[layer if len(scaling.temperatures) > 1 else 0]
 
 
-def query_factors(scaling: Scaling, stock: Slopes, tokens: int = 0, layer: int = 0) -> tuple[float, ...]:
-    """``a ** u`` of each head of a layer, which multiplies its queries; 1 without temperatures.
+def query_factors(scaling: Scaling, heads: int, tokens: int = 0, layer: int = 0) -> tuple[float, ...]:
+    """``a ** u`` of each of the ``heads`` of a layer, which multiplies its queries; 1 without temperatures.
 
     ``tokens`` are those in the sequence, or the query's position + 1.
     """
-    found = temperatures_of(scaling, stock, layer)
-    return tuple(scaling.factor_at(tokens) ** u for u in found or (0.0,) * len(stock))
+    temperatures = temperatures_of(scaling, layer)
+    if temperatures is None:
+        return (1.0,) * heads
+    factor = scaling.factor_at(tokens)
+    return tuple(factor**u for u in temperatures)
 
 
 def rows(scaling: Scaling) -> int:
@@ -223,18 +217,15 @@ LIMITS: Mapping[str, tuple[Callable[[object], bool], str]] = {
         lambda value: is_number(value) and 0 < value <= LONGEST,
         f"a number above 0, at most {LONGEST}, and usually 1 to 2",
     ),
-    "temperature": (
-        lambda value: is_number(value) and 0 < value <= TEMPERATURES[1],
-        "a number above 0, at most 1, and only beside the type ntk or by-parts",
-    ),
 }
 """Key of ``alibi_scaling`` -> whether a value can be one, and what is expected."""
 METHOD_KEYS: Mapping[Method, tuple[str, ...]] = {
-    "ntk": ("temperature",),
-    "by-parts": ("ramp", "temperature"),
+    "by-parts": ("ramp",),
     FITTED: ("exponents", "temperatures"),
 }
 """Method -> the keys of ``alibi_scaling`` that it has and others do not."""
+MAY_BE_NULL = ("factor", "train_seq_len", "ramp")
+"""Keys of ``alibi_scaling`` that count as missing if they are null."""
 
 
 def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Scaling:
@@ -245,55 +236,71 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
     """
     if value is None:
         return UNSCALED
-    shown = repr(value)
-    shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
-    problem = SourceError(f"{where} is {shown}, which is not a scaling this tool knows")
-    method = value.get("type") if isinstance(value, Mapping) else None
-    if not isinstance(value, Mapping) or method not in (*METHODS, FITTED) or method == "none":
-        raise problem
-    optional = ("factor", "train_seq_len", "ramp")
-    given = {key: each for key, each in value.items() if each is not None or key not in optional}
+    if not isinstance(value, Mapping):
+        raise _no_scaling(value, where)
+    method = value.get("type")
+    if method == "none" or method not in (*METHODS, FITTED):
+        raise _no_scaling(value, where)
+    given = {key: each for key, each in value.items() if each is not None or key not in MAY_BE_NULL}
+
     static = "factor" in given
     if static == ("train_seq_len" in given):
         raise SourceError(f"{where} needs a factor or train_seq_len, and not both")
-    own = METHOD_KEYS.get(method, ())
-    known = {"type", "factor"} if static else {"type", "train_seq_len", "dynamic", "rate"}
-    for key in given.keys() - known - {*own, "temperature", "ramp", "exponents", "temperatures"}:
-        raise SourceError(
-            f"{where} has the key {str(key)[:LONGEST_SHOWN]!r}, which this version does not know for this "
-            "scaling; if a newer ntk-convert wrote it, install that, else remove the key"
-        )
-    read = {key: given[key] for key in LIMITS if key in given and not (static and key in ("dynamic", "rate"))}
-    for key, each in read.items():
+    strength = ("factor",) if static else ("train_seq_len", "dynamic", "rate")
+    _check_keys(given, {"type", *strength, *METHOD_KEYS.get(method, ())}, where)
+    for key in strength:
         fits, expected = LIMITS[key]
-        if not fits(each) or (key == "temperature" and key not in own):
-            raise SourceError(f"{where} has {key} {each!r:.{LONGEST_SHOWN}}, expected {expected}")
-    others = {"ramp", "exponents", "temperatures"}.difference(own)
-    ramp = _read_ramp(given.get("ramp"))
-    if not others.isdisjoint(given) or (ramp is None and "ramp" in own):
-        raise problem
-    exponents, temperatures = _read_fitted(value, where) if method == FITTED else (None, None)
-    scaling = Scaling(
-        method,
-        float(read.get("factor", 1.0)),
-        ramp,
-        exponents,
-        temperatures,
-        float(read.get("temperature", 0.0)),
-        None if static else read.get("dynamic", "length"),
-        float(read.get("rate", 1.0)),
-        read.get("train_seq_len", 0),
-    )
-    if exponents is not None and static and not 1 < scaling.factor <= LARGEST_FACTOR:
+        if key in given and not fits(given[key]):
+            raise SourceError(f"{where} has {key} {given[key]!r:.{LONGEST_SHOWN}}, expected {expected}")
+
+    if static:
+        scaling = Scaling(method, factor=float(given["factor"]))
+    else:
+        scaling = Scaling(
+            method,
+            dynamic=given.get("dynamic", "length"),
+            rate=float(given.get("rate", 1.0)),
+            train_length=given["train_seq_len"],
+        )
+    if method == "by-parts":
+        ramp = _read_ramp(given.get("ramp"))
+        if ramp is None:
+            raise _no_scaling(value, where)
+        return replace(scaling, ramp=ramp)
+    if method == FITTED:
+        exponents, temperatures = _read_fitted(given, where)
+        _check_fitted_strength(scaling, where)
+        return replace(scaling, exponents=exponents, temperatures=temperatures)
+    return scaling
+
+
+def _no_scaling(value: object, where: str) -> SourceError:
+    shown = repr(value)
+    if len(shown) > LONGEST_SHOWN:
+        shown = f"{shown[:LONGEST_SHOWN]}..."
+    return SourceError(f"{where} is {shown}, which is not a scaling this tool knows")
+
+
+def _check_keys(given: Mapping[Any, object], known: set[str], where: str) -> None:
+    for key in given:
+        if key not in known:
+            raise SourceError(
+                f"{where} has the key {str(key)[:LONGEST_SHOWN]!r}, which this version does not know for "
+                "this scaling; if a newer ntk-convert wrote it, install that, else remove the key"
+            )
+
+
+def _check_fitted_strength(scaling: Scaling, where: str) -> None:
+    """Raises ``SourceError`` for a strength with which slopes would leave float32."""
+    if scaling.static and not 1 < scaling.factor <= LARGEST_FACTOR:
         raise SourceError(
             f"{where} has factor {scaling.factor:g}; a fitted scaling needs one above 1, and at most "
             f"{LARGEST_FACTOR:g}"
         )
-    if exponents is not None and scaling.rate > LARGEST_RATE:
+    if scaling.rate > LARGEST_RATE:
         raise SourceError(
             f"{where} has rate {scaling.rate:g}; that of a fitted scaling is at most {LARGEST_RATE:g}"
         )
-    return scaling
 
 
 def _read_fitted(value: Mapping[str, object], where: str) -> tuple[Exponents, Exponents | None]:

@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
 from converter.families.family import Kind
-from converter.scaling.scaling import query_factors, rows, stretched
+from converter.scaling.scaling import query_factors, rows
 from converter.scaling.slopes import SEEN, longest_row, span_of
 from converter.verification.check import Check
 from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
@@ -56,7 +56,7 @@ def check(patched: Patched) -> Check:
     family = patched.model.family
     scaling = patched.model.scaling
     stock = patched.model.stock({})
-    tempered = scaling.temperatures is not None or scaling.temperature > 0
+    tempered = scaling.temperatures is not None
     layers = rows(scaling)
     longest = longest_row(family.kind, layers)
     flattest = SEEN / span_of(longest) / family.bias_scale(PROBE_HEAD_DIM)
@@ -94,8 +94,7 @@ def check(patched: Patched) -> Check:
         worst = max(worst, float((differences / expected)[:, ~exempt].max(initial=0.0)))
         if not tempered:
             continue
-        same = stretched(scaling, family.bias_scale(patched.model.geometry.head_dim))
-        expected = np.array([query_factors(same, stock, tokens, layer) for layer in range(layers)])
+        expected = np.array([query_factors(scaling, len(stock), tokens, layer) for layer in range(layers)])
         measured = measure_query_factors(model, family.kind, tokens, expected)
         differences = np.abs(measured / expected - 1)
         told = f"queries {{}} times as large at {tokens} tokens, not {{}}"

@@ -144,30 +144,15 @@ def query_slopes(
     return np.stack(each, axis=1)[:, which]
 
 
-def temperatures(scaling: Mapping[str, Any], stock: Array, layer: int, bias_scale: float = 1.0) -> Array:
-    """The u of each head, [num_heads]; 0 without temperatures. Arguments as in ``query_slopes``.
-
-    Those in ``temperatures``, or C * t for the number C in ``temperature``, with the t of ``scaled_slopes``:
-    a head's slope is divided by a^t, so with a = e, t is the logarithm of what it is divided by.
-    """
-    if "temperatures" in scaling:
-        rows = scaling["temperatures"]
-        return np.array(rows[layer] if len(rows) > 1 else rows[0])
-    if "temperature" not in scaling:
-        return np.zeros(len(stock))
-    bias = stock * bias_scale
-    divided: Array = bias / scaled_slopes(bias, scaling["type"], math.e, scaling.get("ramp", ()))
-    return float(scaling["temperature"]) * np.log(divided)
+def temperatures(scaling: Mapping[str, Any], heads: int, layer: int) -> Array:
+    """The u of each head of a layer, counted from 0, [num_heads]; 0 without temperatures."""
+    if "temperatures" not in scaling:
+        return np.zeros(heads)
+    rows = scaling["temperatures"]
+    return np.array(rows[layer] if len(rows) > 1 else rows[0])
 
 
-def tempered(
-    config: Mapping[str, Any],
-    q: Array,
-    stock: Array,
-    mask: NDArray[np.int64],
-    layer: int,
-    bias_scale: float = 1.0,
-) -> Array:
+def tempered(config: Mapping[str, Any], q: Array, mask: NDArray[np.int64], layer: int) -> Array:
     """Queries ``q`` [num_heads, L, head_dim] times a^u, with the u of each head, see ``temperatures``.
 
     a is the factor of each query, see ``query_factors``.
@@ -175,7 +160,7 @@ def tempered(
     scaling = config.get("alibi_scaling")
     if scaling is None:
         return q
-    u = temperatures(scaling, stock, layer, bias_scale)
+    u = temperatures(scaling, len(q), layer)
     by_query: Array = query_factors(scaling, mask)[None, :, None] ** u[:, None, None]
     return q * by_query
 

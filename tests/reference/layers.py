@@ -114,7 +114,7 @@ class Attention:
         """Queries, keys and values [num_heads, L, head_dim] -> [L, num_heads * head_dim]."""
         layer = len(self.probabilities)
         slopes = query_slopes(self.config, self.stock, self.mask, layer, **self.scales)
-        q = tempered(self.config, q, self.stock, self.mask, layer, **self.scales)
+        q = tempered(self.config, q, self.mask, layer)
         output: Array
         output, probabilities = self.of(q, k, v, slopes, self.mask, self.score_scale, **self.scales)
         self.probabilities.append(probabilities)

@@ -91,7 +91,7 @@ class Conversion:
     started: float
 
     def preview(self) -> ConversionResult:
-        files = self.plan.files(picture=self.verify and self.plan.scaling.scaled)
+        files = self.plan.sizes(picture=self.verify and self.plan.scaling.scaled)
         return self._result(files)
 
     def carry_out(self, *, reserve: int = 0, progress: bool = False) -> ConversionResult:
@@ -106,7 +106,7 @@ class Conversion:
         plan.check_download(place)
         with stage(f"fetching {source.name}"):
             source.fetch(plan.wanted)
-        plan.check_vocabularies()
+        plan.files.check_vocabularies()
 
         def check_disk(needed: int) -> None:
             needed += plan.other_bytes() + reserve
@@ -131,7 +131,7 @@ class Conversion:
     ) -> ConversionResult:
         """The result; without ``written``, that of a dry run."""
         plan, model = self.plan, self.plan.model
-        config = plan.config if written is None else written.model.config
+        config = plan.files.config if written is None else written.model.config
         return ConversionResult(
             path=self.place,
             source=model.name,
@@ -142,7 +142,7 @@ class Conversion:
             scaling=plan.scaling,
             train_length=model.trained.tokens,
             train_length_origin=model.trained.origin,
-            input_limit=None if model.decoder else plan.input_limit,
+            input_limit=None if model.decoder else plan.files.input_limit,
             overrides=model.overrides,
             files=files,
             weights={} if written is None else written.weights,
@@ -261,16 +261,17 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
         heads = positions(model, repository.config, [plan.scaling])
         (repository.folder / PICTURE).write_bytes(per_head.card_picture(heads))
     origin = read_origin(model, plan.base_model)
-    notes = list(plan.notes)
-    if written.weights_are == "original" and plan.order.dtype is None and plan.recorded_dtype is not None:
-        notes.append(rounded_note(plan.recorded_dtype))
+    notes, recorded_dtype = list(plan.notes), plan.weights.recorded_dtype
+    kept = written.weights_are == "original" and plan.weights.transfer.dtype is None
+    if kept and recorded_dtype is not None:  # an earlier conversion rounded them
+        notes.append(rounded_note(recorded_dtype))
     text = describe(
         repository,
         origin=origin,
         tokenizer=model.tokenizer,
         sentence_encoder=model.nested.sentence_encoder,
         weights=written.weights_are,
-        rounded=plan.recorded_dtype is not None,
+        rounded=recorded_dtype is not None,
         notes=notes,
         place=place,
         command=plan.command(place, written.weights_are, verify=bool(checks)),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter import convert
+from converter.argv import argv
 from converter.errors import SourceError, UsageError
 from converter.scaling.request import GivenSlopes, Request, request_for
 from converter.scaling.scaling import averaged, first_layers, query_factors, read_scaling
@@ -60,7 +61,7 @@ def test_json_and_back(value: dict[str, Any]) -> None:
     assert scaling.to_json() == value
     request = request_for(scaling, 64)
     assert request.slopes == GivenSlopes("slopes.json", scaling)
-    assert request.words == ["--train-length", "64", "--slopes", "slopes.json"]
+    assert argv(None, "M", **request.options)[2:] == ["--train-length", "64", "--slopes", "slopes.json"]
 
 
 @given(rows, st.floats(1.01, 65536.0))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from converter.argv import argv
 from converter.errors import SourceError, UsageError
 from converter.scaling.request import RAMP, Defaults, Request, TrainLength, request_for
 from converter.scaling.scaling import UNSCALED, Scaling, read_scaling, short_names, stretched
@@ -242,7 +243,7 @@ def test_descriptions_make_the_same_scaling_again(scaling: Scaling, text: str, w
     """The request for a scaling resolves to it, whether it names the trained length or not."""
     assert str(scaling) == text
     untold = request_for(scaling, 2048, told=False)
-    assert " ".join(untold.words) == words
+    assert " ".join(argv(None, "M", **untold.options)[2:]) == words
     assert untold.train_length is None
     assert untold.resolve(TRAINED, "a model", DECODER) == scaling
     told = request_for(scaling, 2048)

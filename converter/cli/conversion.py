@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from converter.argv import argv
 from converter.cli.click_additions import (
     Command,
     argument,
@@ -115,7 +116,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     if graph is not None:
         requirements.check(plan, graph)
     if target is not None:
-        pushing.check(target, plan.model.origin, plan.config)
+        pushing.check(target, plan.model.origin, plan.files.config)
     if arguments["dry_run"]:
         result = conversion.preview()
         later = {} if graph is None else dict.fromkeys(files.planned_files(plan, graph))
@@ -129,9 +130,9 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     place = str(result.path)
     lines, go_on = [place], []
     if graph is not None:
-        go_on.append(["export", place, *graph.words[1:]])
+        go_on.append(argv("export", place, **graph.options))
     if target is not None:
-        go_on.append(["push", place, *target.words])
+        go_on.append(argv("push", place, target.repo_id, **target.options))
     try:
         if graph is not None:
             from converter.onnx.export import export as write_graph
@@ -149,7 +150,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
             summaries.append(report.pushed(pushed, verbose=given("verbose")))
     except (ConverterError, KeyboardInterrupt) as error:
         show(done)
-        steps = " && ".join(shlex.join(["ntk-convert", *words]) for words in go_on)
+        steps = " && ".join(map(shlex.join, go_on))
         there = f"{place} is complete, and this goes on: {steps}"
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(there) from error

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from converter.bytesize import bytes_text
-from converter.model.overrides import set_words
+from converter.model.overrides import set_values
 from converter.rotary.settings import Change
 from converter.scaling.scaling import number_text, read_scaling
 
@@ -262,7 +262,7 @@ def inspection(found: Inspection) -> str:
         **_needs(found),
         "trained length": length + found.train_length_origin,
         **({"input limit": f"{found.input_limit} tokens"} if found.input_limit else {}),
-        **({"set": " ".join(set_words(found.overrides)[1::2])} if found.overrides else {}),
+        **({"set": " ".join(set_values(found.overrides))} if found.overrides else {}),
         "converted": f"yes, from {found.original or 'an unknown source'}" if found.converted else "no",
         "scaling": "none; a conversion gives it by default: " * found.by_default
         + str(read_scaling(found.rotary.scaling if found.rotary else found.alibi_scaling)),

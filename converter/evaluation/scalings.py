@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from converter.argv import argv
 from converter.errors import UsageError
 from converter.model.model import Model
 from converter.model.open import SourceOptions
-from converter.model.overrides import set_words
-from converter.scaling.request import BY_PARTS, NTK, Parts, Request, command_line, request_for
+from converter.model.overrides import set_values
+from converter.scaling.request import BY_PARTS, NTK, Parts, Request, request_for
 from converter.scaling.scaling import UNSCALED, Basis, Method, Scaling
 
 RATES = (1.0, 2.0)
@@ -113,6 +115,14 @@ def command(
     request = request_for(scaling, trained, told=source.get("train_length") is not None)
     if request.slopes is not None and slopes is not None:
         request = replace(request, slopes=replace(request.slopes, name=slopes))
-    more = set_words(source.get("overrides") or {})
-    place = {"revision": source.get("revision"), "subfolder": source.get("subfolder")}
-    return command_line(str(model), request, "DIR", **place, more=more)
+    return shlex.join(
+        argv(
+            None,
+            str(model),
+            revision=source.get("revision"),
+            subfolder=source.get("subfolder"),
+            **request.options,
+            out="DIR",
+            set=set_values(source.get("overrides") or {}),
+        )
+    )

@@ -306,7 +306,7 @@ def _convert(
     """Converts local files and verifies the result, which does not outlive the evaluation."""
     plan = decide(model, request_for(scaling, model.trained.tokens), link="symbolic")
     if not isinstance(model, AlibiModel):  # converted for each scaling, and compared when it was opened
-        plan = replace(plan, order=replace(plan.order, digests={}))
+        plan = replace(plan, weights=plan.weights.without_digests())
     model.source.fetch(plan.wanted)
     folder.mkdir()
     repository = write(plan, folder, known=known, progress=progress).model

@@ -42,9 +42,9 @@ def parse(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def set_words(overrides: Mapping[str, Any]) -> list[str]:
-    """The values as words of a command line."""
-    return [word for key, value in overrides.items() for word in ("--set", f"{key}={_shown(value)}")]
+def set_values(overrides: Mapping[str, Any]) -> list[str]:
+    """The values as ``--set`` takes them: KEY=VALUE."""
+    return [f"{key}={_shown(value)}" for key, value in overrides.items()]
 
 
 def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def planned_files(plan: Plan, options: OnnxOptions) -> list[str]:
     """Names of the files that an export of a planned conversion would write."""
     from converter.onnx.requirements import class_for, has_cache
 
-    family, elements = cast("AlibiModel", plan.model).family, plan.elements
-    cached = has_cache(class_for(options.computes, family, plan.config), family)
+    family, elements = cast("AlibiModel", plan.model).family, plan.weights.elements
+    cached = has_cache(class_for(options.computes, family, plan.files.config), family)
     stored = max(elements, key=lambda dtype: elements[dtype], default="F32")
     dtype = STORED.get(stored, "fp32") if options.dtype == "native" else options.dtype
     names = [GRAPH, *[FLOAT32_GRAPH] * (dtype in ("fp16", "bf16"))]
@@ -75,9 +75,9 @@ def graph_bytes(plan: Plan, options: OnnxOptions) -> int:
         return 0
     from converter.source.checkpoint import ITEM_BYTES
 
-    elements = plan.elements
+    elements = plan.weights.elements
     native = ITEM_BYTES[max(elements, key=lambda dtype: elements[dtype], default="F16")]
-    count: int = sum(elements.values()) or plan.result_bytes() // 2
+    count: int = sum(elements.values()) or plan.weights.result_bytes // 2
     return count * BYTES.get(options.dtype, native)
 
 

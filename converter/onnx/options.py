@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from converter.errors import UsageError
 from converter.families.family import TASKS as TASK_OF
@@ -97,15 +97,16 @@ class OnnxOptions:
         return self.standalone or self.dtype in QUANTISED
 
     @property
-    def words(self) -> list[str]:
-        """``--onnx`` and the options as on a command line, without options that have their default."""
-        words = ["--onnx"]
-        words += ["--onnx-profile", self.profile] if self.profile != "ort" else []
-        words += ["--onnx-dtype", self.dtype] if self.dtype != "native" else []
-        words += ["--onnx-task", self.task] if self.task else []
-        words += ["--pooled"] if self.pooled else []
-        words += ["--pooling", self.pooling] if self.pooling else []
-        words += ["--onnx-standalone"] if self.standalone else []
-        words += ["--last-logits"] if self.last_logits else []
-        words += ["--provider", self.provider] if self.provider else []
-        return words + [word for file in self.calibrate for word in ("--calibrate", str(file))]
+    def options(self) -> dict[str, Any]:
+        """The options for ``argv``, without those that have their default."""
+        return {
+            "onnx_profile": None if self.profile == "ort" else self.profile,
+            "onnx_dtype": None if self.dtype == "native" else self.dtype,
+            "onnx_task": self.task,
+            "pooled": self.pooled,
+            "pooling": self.pooling,
+            "onnx_standalone": self.standalone,
+            "last_logits": self.last_logits,
+            "provider": self.provider,
+            "calibrate": list(self.calibrate),
+        }

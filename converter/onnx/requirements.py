@@ -46,8 +46,8 @@ def check(plan: Plan, options: OnnxOptions) -> None:
 
     Raises what ``class_for`` and ``graph_pooling`` raise.
     """
-    model = check_alibi(plan.model, plan.config)
-    class_for(options.computes, model.family, plan.config, last_logits=options.last_logits)
+    model = check_alibi(plan.model, plan.files.config)
+    class_for(options.computes, model.family, plan.files.config, last_logits=options.last_logits)
     if options.pooled:
         graph_pooling(plan.model.source, options.pooling)
 

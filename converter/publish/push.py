@@ -37,11 +37,14 @@ class PushOptions:
     token: str | None = field(default=None, repr=False)
 
     @property
-    def words(self) -> list[str]:
-        """Repository and options as on a command line, without the token."""
-        flags = {"--private": self.private, "--create-pr": self.create_pr, "--overwrite": self.overwrite}
-        branch = ["--branch", self.branch] if self.branch else []
-        return [self.repo_id, *branch, *(flag for flag, given in flags.items() if given)]
+    def options(self) -> dict[str, Any]:
+        """The options for ``argv``, without the token, which nobody may print."""
+        return {
+            "branch": self.branch,
+            "private": self.private,
+            "create_pr": self.create_pr,
+            "overwrite": self.overwrite,
+        }
 
 
 @dataclass(frozen=True)

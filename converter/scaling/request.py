@@ -203,19 +203,18 @@ class Request:
         return not self.by_default or self.method is not None or self.rate is not None
 
     @property
-    def words(self) -> list[str]:
-        """The options as words of a command line, without a method that a static scaling has by default."""
-        options = {
-            "--method": None if self.method == NTK and self._static else self.method,
-            "--scale": None if self.scale is None else number_text(self.scale),
-            "--target-length": self.target_length,
-            "--dynamic": self.dynamic,
-            "--rate": None if self.rate is None else number_text(self.rate),
-            "--train-length": self.train_length,
-            "--slopes": None if self.slopes is None else self.slopes.name,
+    def options(self) -> dict[str, Any]:
+        """The options for ``argv``, without a method that a static scaling has by default."""
+        return {
+            "method": None if self.method == NTK and self._static else self.method,
+            "scale": None if self.scale is None else number_text(self.scale),
+            "target_length": self.target_length,
+            "dynamic": self.dynamic,
+            "rate": None if self.rate is None else number_text(self.rate),
+            "train_length": self.train_length,
+            "slopes": None if self.slopes is None else self.slopes.name,
+            "ramp": None if self.ramp is None else tuple(map(number_text, self.ramp)),
         }
-        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        return words if self.ramp is None else [*words, "--ramp", *map(number_text, self.ramp)]
 
     @property
     def _static(self) -> bool:
@@ -295,22 +294,3 @@ def request_for(scaling: Scaling, trained: int | None, *, told: bool = True) -> 
     if scaling.static:
         return Request(scaling.method, scale=scaling.factor, train_length=length, ramp=ramp)
     return Request(scaling.method, dynamic=scaling.dynamic, rate=scaling.rate, train_length=length, ramp=ramp)
-
-
-def command_line(
-    model: str,
-    request: Request,
-    out: str,
-    *,
-    revision: str | None = None,
-    subfolder: str | None = None,
-    more: Sequence[str] = (),
-) -> str:
-    """The command line of a conversion; ``more`` are further options, appended as they are."""
-    import shlex
-
-    words = ["ntk-convert", model]
-    words += ["--revision", revision] if revision else []
-    words += ["--subfolder", subfolder] if subfolder else []
-    words += request.words
-    return shlex.join([*words, "--out", out, *more])

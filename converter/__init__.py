@@ -16,6 +16,7 @@ from converter._version import __version__
 if TYPE_CHECKING:
     from converter.catalogue import supported as supported
     from converter.conversion import ConversionResult as ConversionResult
+    from converter.conversion import ConvertOptions as ConvertOptions
     from converter.conversion import convert as convert
     from converter.errors import *  # noqa: F403 -- as _MODULES lists them
     from converter.evaluation.evaluate import evaluate as evaluate
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "catalogue": ("supported",),
-    "conversion": ("ConversionResult", "convert"),
+    "conversion": ("ConversionResult", "ConvertOptions", "convert"),
     "errors": (
         "ConverterError",
         "MissingPackage",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from converter.config import Config, Dtype
 from converter.errors import UsageError
@@ -154,54 +154,61 @@ class Conversion:
         )
 
 
-def prepare(
-    model: str | Path,
-    out: str | Path,
-    *,
-    base_model: str | None = None,
-    max_length: int | None = None,
-    dtype: Dtype | None = None,
-    link: Link | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    verify: bool = True,
-    progress: bool = False,
-    **options: Unpack[ModelOptions],
-) -> Conversion:
+class ConvertOptions(ModelOptions, total=False):
+    """What ``convert`` does, beside the scaling (``ScalingOptions``) and the source (``SourceOptions``)."""
+
+    base_model: str | None
+    """Hub id that the model card names as the source's, for a local copy of it."""
+    max_length: int | None
+    """The input limit of an encoder in tokens: programs cut texts after as many. By default what a static
+    scaling reaches, or 8 times the trained length, and never less than the source's."""
+    dtype: Dtype | None
+    """Round floating point weights to this type; those that have it keep their bytes."""
+    link: Link | None
+    """``reflink``: share the weights' disk blocks with the source if the file system can, else copy them.
+    ``hard``: fall back to hard links; editing one file then edits both. ``symbolic``: symbolic links to the
+    source, for a result that is not kept."""
+    overwrite: bool
+    """Replace ``out`` once the new folder is complete; False by default."""
+    dry_run: bool
+    """Write nothing, and return what would be written; False by default."""
+    verify: bool
+    """Run the result and check it before it is renamed; True by default."""
+    progress: bool
+    """Draw progress bars on stderr; False by default."""
+
+
+OWN_OPTIONS = ConvertOptions.__annotations__.keys() - ModelOptions.__annotations__.keys()
+"""The options that opening a model does not take."""
+
+
+def prepare(model: str | Path, out: str | Path, **options: Unpack[ConvertOptions]) -> Conversion:
     """Opens a checkpoint and decides what ``convert`` would write; downloads only small files."""
     started = time.monotonic()
+    base_model, verify = options.get("base_model"), options.get("verify", True)
+    overwrite = options.get("overwrite", False)
     if base_model is not None and not is_repo_id(base_model):
         raise UsageError(f"`base_model` {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
-    opened, request = open_with_request(model, progress=progress, **options)
-    if not dry_run:
+    others = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
+    opened, request = open_with_request(
+        model, progress=options.get("progress", False), **cast("ModelOptions", others)
+    )
+    if not options.get("dry_run"):
         restore(out_path(out))
     place = check_output(Path(out), opened.source.folder, overwrite=overwrite)
     plan = decide(
         opened,
         request,
-        dtype=dtype,
-        link=link,
+        dtype=options.get("dtype"),
+        link=options.get("link"),
         base_model=base_model,
-        max_length=max_length,
+        max_length=options.get("max_length"),
         verify=verify,
     )
     return Conversion(plan, place, overwrite, verify, started)
 
 
-def convert(
-    model: str | Path,
-    out: str | Path,
-    *,
-    base_model: str | None = None,
-    max_length: int | None = None,
-    dtype: Dtype | None = None,
-    link: Link | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    verify: bool = True,
-    progress: bool = False,
-    **options: Unpack[ModelOptions],
-) -> ConversionResult:
+def convert(model: str | Path, out: str | Path, **options: Unpack[ConvertOptions]) -> ConversionResult:
     """Writes a copy of a checkpoint with scaled ALiBi slopes or rotary positions.
 
     Plain transformers loads the copy. It is built in a folder beside ``out``, verified and then renamed:
@@ -211,21 +218,11 @@ def convert(
     Args:
         model: a local folder if one of that name exists, else a Hub id.
         out: folder to write; it must be empty or not exist.
-        base_model: Hub id that the model card names as the source's, for a local copy of it.
-        max_length: the input limit of an encoder in tokens: programs cut texts after as many. By default what
-            a static scaling reaches, or 8 times the trained length, and never less than the source's.
-        dtype: round floating point weights to this type; those that have it keep their bytes.
-        link: ``reflink``: share the weights' disk blocks with the source if the file system can, else
-            copy them. ``hard``: fall back to hard links; editing one file then edits both. ``symbolic``:
-            symbolic links to the source, for a result that is not kept.
-        overwrite: replace ``out`` once the new folder is complete.
-        dry_run: write nothing, and return what would be written.
-        verify: run the result and check it before it is renamed.
-        progress: draw progress bars on stderr.
-        options: the scaling: ``scale``, ``target_length``, ``method``, ``dynamic``, ``rate``, ``ramp`` and
-            ``slopes``, see ``converter.ScalingOptions``; and the source: ``train_length``, ``overrides``,
-            ``subfolder``, ``revision``, ``token`` and ``cache_dir``, see ``converter.SourceOptions``. A
-            converted repository keeps its scaling if none is given.
+        options: base_model, max_length, dtype, link, overwrite, dry_run, verify and progress, see
+            ``converter.ConvertOptions``; the scaling: scale, target_length, method, dynamic, rate, ramp and
+            slopes, see ``converter.ScalingOptions``; and the source: train_length, overrides, subfolder,
+            revision, token and cache_dir, see ``converter.SourceOptions``. A converted repository keeps its
+            scaling if none is given.
 
     Raises:
         UsageError: options that contradict each other.
@@ -234,20 +231,10 @@ def convert(
         OutputError: ``out`` is not empty, cannot be written or does not fit on its disk.
         VerificationError: the result failed a check and was removed.
     """
-    conversion = prepare(
-        model,
-        out,
-        base_model=base_model,
-        max_length=max_length,
-        dtype=dtype,
-        link=link,
-        overwrite=overwrite,
-        dry_run=dry_run,
-        verify=verify,
-        progress=progress,
-        **options,
-    )
-    return conversion.preview() if dry_run else conversion.carry_out(progress=progress)
+    conversion = prepare(model, out, **options)
+    if options.get("dry_run"):
+        return conversion.preview()
+    return conversion.carry_out(progress=options.get("progress", False))
 
 
 def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: str) -> None:

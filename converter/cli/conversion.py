@@ -44,6 +44,7 @@ from converter.onnx.options import OnnxOptions
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
 
 if TYPE_CHECKING:
+    from converter.conversion import Conversion
     from converter.publish.push import PushOptions
 
 
@@ -98,60 +99,79 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
 
     Plain transformers loads the copy. MODEL is only read.
     """
-    from converter.cli import report
     from converter.conversion import prepare
-    from converter.onnx import files, requirements
+    from converter.onnx import requirements
     from converter.publish import push as pushing
 
-    given_graph, target = take_onnx(arguments), _target(arguments)
-    if not onnx and given_graph != OnnxOptions():
-        raise UsageError("the options of an export need --onnx; add it, or drop them")
-    graph = given_graph if onnx else None
-    how: Any = "hard" if hard_link else "reflink" if link else None
+    graph: OnnxOptions | None = take_onnx(arguments)
+    target = _target(arguments)
+    if not onnx:
+        if graph != OnnxOptions():
+            raise UsageError("the options of an export need --onnx; add it, or drop them")
+        graph = None
+    if hard_link:
+        arguments["link"] = "hard"
+    elif link:
+        arguments["link"] = "reflink"
     # All that can be wrong is found here, before anything is downloaded or written.
     if graph is not None:
         requirements.check_installed(graph)
-    conversion = prepare(link=how, progress=progress(), **arguments)
-    plan = conversion.plan
+    conversion = prepare(progress=progress(), **arguments)
     if graph is not None:
-        requirements.check(plan, graph)
+        requirements.check(conversion.plan, graph)
     if target is not None:
-        pushing.check(target, plan.model.origin, plan.files.config)
+        pushing.check(target, conversion.plan.model.origin, conversion.plan.files.config)
     if arguments["dry_run"]:
-        result = conversion.preview()
-        later = {} if graph is None else dict.fromkeys(files.planned_files(plan, graph))
-        result = replace(result, files={**result.files, **later})
-        show({**result.to_json(), "onnx": None, "pushed": None}, report.plan(result))
-        return
-    reserve = 0 if graph is None else files.graph_bytes(plan, graph)
-    result = conversion.carry_out(reserve=reserve, progress=progress())
-    summaries = [report.summary(result, verbose=given("verbose"))]
-    done: dict[str, Any] = {**result.to_json(), "onnx": None, "pushed": None}
-    place = str(result.path)
-    lines, go_on = [place], []
+        _show_preview(conversion, graph)
+    else:
+        _carry_out(conversion, graph, target)
+
+
+def _show_preview(conversion: Conversion, graph: OnnxOptions | None) -> None:
+    from converter.cli import report
+    from converter.onnx.files import planned_files
+
+    result = conversion.preview()
     if graph is not None:
-        go_on.append(argv("export", place, **graph.options))
+        later = dict.fromkeys(planned_files(conversion.plan, graph))
+        result = replace(result, files={**result.files, **later})
+    show({**result.to_json(), "onnx": None, "pushed": None}, report.plan(result))
+
+
+def _carry_out(conversion: Conversion, graph: OnnxOptions | None, target: PushOptions | None) -> None:
+    """Converts, exports and pushes; what a failure leaves to do is said as command lines."""
+    from converter.cli import report
+    from converter.onnx.export import export as write_graph
+    from converter.onnx.files import graph_bytes
+    from converter.publish.push import push as push_folder
+
+    reserve = 0 if graph is None else graph_bytes(conversion.plan, graph)
+    result = conversion.carry_out(reserve=reserve, progress=progress())
+    place = str(result.path)
+    done: dict[str, Any] = {**result.to_json(), "onnx": None, "pushed": None}
+    lines, summaries = [place], [report.summary(result, verbose=given("verbose"))]
+    remaining = []
+    if graph is not None:
+        remaining.append(argv("export", place, **graph.options))
     if target is not None:
-        go_on.append(argv("push", place, target.repo_id, **target.options))
+        remaining.append(argv("push", place, target.repo_id, **target.options))
     try:
         if graph is not None:
-            from converter.onnx.export import export as write_graph
-
             exported = write_graph(place, graph, progress=progress())
+            remaining.pop(0)
             done["onnx"] = exported.to_json()
             written = [*result.files, *exported.files]
             done["files"] = {name: (result.path / name).stat().st_size for name in written}
-            lines += [] if given("quiet") else [exported.summary()]
-            del go_on[0]
+            if not given("quiet"):
+                lines.append(exported.summary())
         if target is not None:
-            pushed = pushing.push(place, progress=progress(), verified=True, **asdict(target))
+            pushed = push_folder(place, progress=progress(), verified=True, **asdict(target))
             done["pushed"] = pushed.to_json()
             lines.append(pushed.url)
             summaries.append(report.pushed(pushed, verbose=given("verbose")))
     except (ConverterError, KeyboardInterrupt) as error:
         show(done)
-        steps = " && ".join(map(shlex.join, go_on))
-        there = f"{place} is complete, and this goes on: {steps}"
+        there = f"{place} is complete, and this goes on: {' && '.join(map(shlex.join, remaining))}"
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(there) from error
         raise type(error)(f"{error}; {there}") from error

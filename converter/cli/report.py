@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from converter.evaluation.results import Comparison
     from converter.evaluation.tune import Choice, Tuning
     from converter.families.family import Trained
-    from converter.inspection import Inspection
+    from converter.inspection import Inspection, SlopeTable
     from converter.publish.push import PushResult
 
 MOST_NAMES = 20
@@ -247,40 +247,61 @@ def _names(names: Sequence[str]) -> str:
 
 
 def inspection(found: Inspection) -> str:
-    groups = "" if found.num_kv_heads == found.num_heads else f" ({found.num_kv_heads} for keys and values)"
-    sizes = [size for size in found.files.values() if size is not None]
-    weights = f"{_files(len(found.files))}, {bytes_text(sum(sizes))}" if found.files else "none found"
-    count = "not known without loading" if found.parameters is None else f"{found.parameters:,}"
-    length = "" if found.train_length is None else f"{found.train_length} tokens, "
     rows = {
-        "source": found.source + (f" at {found.commit}" if found.commit else ""),
+        "source": found.source,
         "family": f"{found.family} (model_type {found.model_type})",
-        "heads": f"{found.num_heads} of size {found.head_dim}{groups}",
+        "heads": f"{found.num_heads} of size {found.head_dim}",
         "layers": str(found.num_layers),
-        "parameters": count + (f" ({found.dtype})" if found.dtype else ""),
-        "weights": weights,
+        "parameters": "not known without loading",
+        "weights": "none found",
         **_needs(found),
-        "trained length": length + found.train_length_origin,
-        **({"input limit": f"{found.input_limit} tokens"} if found.input_limit else {}),
-        **({"set": " ".join(set_values(found.overrides))} if found.overrides else {}),
-        "converted": f"yes, from {found.original or 'an unknown source'}" if found.converted else "no",
-        "scaling": "none; a conversion gives it by default: " * found.by_default
-        + str(read_scaling(found.rotary.scaling if found.rotary else found.alibi_scaling)),
+        "trained length": found.train_length_origin,
     }
+    if found.commit:
+        rows["source"] += f" at {found.commit}"
+    if found.num_kv_heads != found.num_heads:
+        rows["heads"] += f" ({found.num_kv_heads} for keys and values)"
+    if found.parameters is not None:
+        rows["parameters"] = f"{found.parameters:,}"
+    if found.dtype:
+        rows["parameters"] += f" ({found.dtype})"
+    if found.files:
+        total = sum(size or 0 for size in found.files.values())
+        rows["weights"] = f"{_files(len(found.files))}, {bytes_text(total)}"
+    if found.train_length is not None:
+        rows["trained length"] = f"{found.train_length} tokens, {found.train_length_origin}"
+    if found.input_limit:
+        rows["input limit"] = f"{found.input_limit} tokens"
+    if found.overrides:
+        rows["set"] = " ".join(set_values(found.overrides))
+    rows["converted"] = "no"
+    if found.converted:
+        rows["converted"] = f"yes, from {found.original or 'an unknown source'}"
+    scaling = read_scaling(found.rotary.scaling if found.rotary else found.alibi_scaling)
+    rows["scaling"] = str(scaling)
+    if found.by_default:
+        rows["scaling"] = f"none; a conversion gives it by default: {scaling}"
     if found.rotary:
         rows["rotary"] = f"{found.rotary.channels} channels a head, {found.rotary}"
     lines = [f"{name:16}{value}" for name, value in rows.items()]
-    slopes, row = (found.frequencies, "pair") if found.rotary else (found.slopes, "head")
-    if slopes.scaled is None or slopes.factor is None:
-        lines += ["", f"{row}       stock"]
-        lines += [f"{head:4}  {stock:10.8f}" for head, stock in enumerate(slopes.stock)]
-    else:
-        at = f" at {slopes.at_length} tokens" if slopes.at_length else ""
-        at += f"; mean of {slopes.layers} layers" if slopes.layers > 1 else ""
-        lines += ["", f"{row}       stock      scaled  divided by (factor {number_text(slopes.factor)}{at})"]
-        for head, (stock, scaled) in enumerate(zip(slopes.stock, slopes.scaled, strict=True)):
-            lines.append(f"{head:4}  {stock:10.8f}  {scaled:10.8f}  {stock / scaled:.4f}")
-    return "\n".join(lines)
+    if found.rotary:
+        return "\n".join([*lines, "", *_positions("pair", found.frequencies)])
+    return "\n".join([*lines, "", *_positions("head", found.slopes)])
+
+
+def _positions(row: str, table: SlopeTable) -> list[str]:
+    """A line for each slope or frequency; ``row`` is what has one."""
+    if table.scaled is None or table.factor is None:
+        return [f"{row}       stock", *(f"{n:4}  {stock:10.8f}" for n, stock in enumerate(table.stock))]
+    where = f"factor {number_text(table.factor)}"
+    if table.at_length:
+        where += f" at {table.at_length} tokens"
+    if table.layers > 1:
+        where += f"; mean of {table.layers} layers"
+    lines = [f"{row}       stock      scaled  divided by ({where})"]
+    for n, (stock, scaled) in enumerate(zip(table.stock, table.scaled, strict=True)):
+        lines.append(f"{n:4}  {stock:10.8f}  {scaled:10.8f}  {stock / scaled:.4f}")
+    return lines
 
 
 def _needs(found: Inspection) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from converter.config import Config, Dtype
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.model.open import ModelOptions, open_with_request
 from converter.paths import out_path
 from converter.plan import Plan, Written, decide, rounded_note, write
@@ -110,7 +110,7 @@ class Conversion:
 
         def check_disk(needed: int) -> None:
             needed += plan.other_bytes() + reserve
-            check_space(place.parent, needed, "the result needs", "change `out`")
+            check_space(place.parent, needed, "the result needs", f"change {option.out}")
 
         with staged(place, overwrite=self.overwrite) as folder:
             written = write(plan, folder, space=check_disk, progress=progress)
@@ -188,7 +188,9 @@ def prepare(model: str | Path, out: str | Path, **options: Unpack[ConvertOptions
     base_model, verify = options.get("base_model"), options.get("verify", True)
     overwrite = options.get("overwrite", False)
     if base_model is not None and not is_repo_id(base_model):
-        raise UsageError(f"`base_model` {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
+        raise UsageError(
+            f"{option.base_model} {base_model[:100]!r} is not a Hub id; give one such as USER/NAME"
+        )
     others = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
     opened, request = open_with_request(
         model, progress=options.get("progress", False), **cast("ModelOptions", others)

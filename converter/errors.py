@@ -1,15 +1,55 @@
 """The exceptions of the converter: each is one line for the user, what is wrong and what to do.
 
-A message names parameters as Python does, in backquotes; the command line turns them into its options.
+A message names parameters with ``option``, since the same one is `target_length` in Python and
+--target-length on the command line: ``UsageError(f"{option.scale} 0.5 is out of range")``.
 """
 
+import re
 import textwrap
+from collections.abc import Callable
+
+
+class _Option:
+    """``option.scale``, or ``option["scale"]``, stands for the parameter ``scale`` in the text of a message.
+
+    ``option.onnx_dtype`` is the field ``dtype`` of ``OnnxOptions``, and ``option.no_verify`` means that
+    ``verify`` is False.
+    """
+
+    def __getattr__(self, name: str) -> str:
+        return f"{MARK}{name}{MARK}"
+
+    __getitem__ = __getattr__
+
+
+MARK = "\ue000"
+"""Stands before and after a parameter in a message: a character for private use, which no text has."""
+option = _Option()
+
+
+def python_name(parameter: str) -> str:
+    """A parameter as users of the Python functions know it, in backquotes."""
+    if parameter.startswith("onnx_"):
+        return f"`OnnxOptions.{parameter.removeprefix('onnx_')}`"
+    if parameter.startswith("no_"):
+        return f"`{parameter.removeprefix('no_')}=False`"
+    return f"`{parameter}`"
 
 
 class ConverterError(Exception):
     """Base of all errors that are shown to the user as one line."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+        """With marked parameters; to be part of another error's message."""
+        self.name_of: Callable[[str], str] = python_name
+        """How ``str`` names a parameter; the command line sets its own."""
+
+    def __str__(self) -> str:
+        return re.sub(f"{MARK}(.*?){MARK}", lambda found: self.name_of(found[1]), self.message)
 
 
 class UsageError(ConverterError):
@@ -84,6 +124,5 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """An error of a library in one line, without backquotes; transformers' can list all models."""
-    said = textwrap.shorten(str(error), 200, placeholder=" ...").replace("`", "'")
-    return f"{type(error).__name__}: {said}"
+    """An error of a library in one line; transformers' can list all models."""
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' ...')}"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from converter.errors import OutputError
+from converter.errors import OutputError, option
 
 LONGEST_PATH = 3500
 """Bytes; systems allow 4095."""
@@ -34,16 +34,16 @@ def out_path(out: str | Path) -> Path:
     try:
         place = Path(os.path.realpath(expand(out)))  # Path.resolve raises for circular links
     except ValueError as error:
-        raise OutputError(f"`out` {str(out)[:80]!r} is not a path ({error}); name a folder") from error
+        raise OutputError(f"{option.out} {str(out)[:80]!r} is not a path ({error}); name a folder") from error
     if not str(place).isprintable():
         raise OutputError(
-            f"`out` {str(place)[-80:]!r} has characters that cannot be printed; name another folder, "
+            f"{option.out} {str(place)[-80:]!r} has characters that cannot be printed; name another folder, "
             "or set a UTF-8 locale if it has none"
         )
     # Files in it have names too, and a staging folder is beside it.
     if any(len(os.fsencode(part)) > 255 for part in place.parts) or len(os.fsencode(place)) > LONGEST_PATH:
         raise OutputError(
-            f"`out` {str(out)[:80]}... is too long: file systems allow 255 bytes in a name, and about "
+            f"{option.out} {str(out)[:80]}... is too long: file systems allow 255 bytes in a name, and about "
             f"{LONGEST_PATH} in a path; choose a shorter one"
         )
     return place

@@ -10,7 +10,7 @@ from typing import get_args
 
 from converter.argv import argv
 from converter.config import DTYPE, LONGEST, PROVENANCE, STEP, Dtype, Weights, is_count
-from converter.errors import SourceError, UnsupportedModel, UsageError, VerificationError
+from converter.errors import SourceError, UnsupportedModel, UsageError, VerificationError, option
 from converter.families.checks import said_quantised
 from converter.model.model import Model
 from converter.model.open import read_model
@@ -140,7 +140,7 @@ class Plan:
             needed += self.other_bytes()
             if not self.weights.transfer.link:  # with one it may take less; ``transfer`` checks it exactly
                 needed += self.weights.result_bytes
-        remedy = "choose another `cache_dir` or `out`"
+        remedy = f"choose another {option.cache_dir} or {option.out}"
         check_space(source.folder, needed, "download and result need", remedy)
 
     def command(self, out: str, weights: Weights, *, verify: bool) -> str:
@@ -251,16 +251,19 @@ def _check_options(
     if model.unquantised and not verify:
         raise UnsupportedModel(
             f"{quantised(said_quantised(model.unquantised))}; if a merge left that, verification shows it: "
-            "leave out `verify`"
+            f"leave out {option.no_verify}"
         )
     for name, value, known in (("dtype", dtype, get_args(Dtype)), ("link", link, get_args(Link))):
         if value not in (None, *known):
-            raise UsageError(f"`{name}` {value!r} is unknown; choose one of {', '.join(known)}")
+            raise UsageError(f"{option[name]} {value!r} is unknown; choose one of {', '.join(known)}")
     if max_length is not None and not is_count(max_length, LONGEST):
-        raise UsageError(f"`max_length` {max_length} is out of range; give a number from 1 to {LONGEST}")
+        raise UsageError(
+            f"{option.max_length} {max_length} is out of range; give a number from 1 to {LONGEST}"
+        )
     if max_length is not None and model.decoder:
         raise UsageError(
-            f"`max_length` is where the texts of an encoder are cut, and {model.name} is none; leave it out"
+            f"{option.max_length} is where the texts of an encoder are cut, and {model.name} is none; leave "
+            "it out"
         )
 
 
@@ -273,7 +276,9 @@ def _decide_weights(model: Model, dtype: Dtype | None, link: Link | None, *, ver
     if dtype is not None and _stored_dtypes(model) == {STORED[dtype]}:
         rounded_to = None  # they have it already
     if rounded_to is not None and link is not None:
-        raise UsageError("`dtype` rewrites the weights, so they cannot be linked; drop `dtype` or the link")
+        raise UsageError(
+            f"{option.dtype} rewrites the weights, so they cannot be linked; drop {option.dtype} or the link"
+        )
     digests = {}
     for name in sizes:
         digest = source.digest(name)

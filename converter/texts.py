@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from converter.errors import SourceError, UsageError, reason
+from converter.errors import SourceError, UsageError, option, reason
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
@@ -97,10 +97,10 @@ def _blocks(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
                 for block in _words(file):
                     yield path, block
         except UnicodeDecodeError as error:
-            raise UsageError(f"`text` {path} is not UTF-8 text ({error.reason})") from error
+            raise UsageError(f"{option.text} {path} is not UTF-8 text ({error.reason})") from error
         except (OSError, EOFError, zlib.error) as error:  # the last two of a damaged gzip file
             reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"`text` {path} cannot be read: {reason}") from error
+            raise UsageError(f"{option.text} {path} cannot be read: {reason}") from error
 
 
 def _words(file: TextIO) -> Iterator[str]:

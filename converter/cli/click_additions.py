@@ -5,18 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from converter.errors import ConverterError, OutputError
-from converter.interrupts import Interrupted
+from converter.errors import ConverterError, OutputError, python_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -182,11 +181,18 @@ def write_sections(
             formatter.write_dl(records)
 
 
-class DefaultGroup(click.Group):
-    """A group whose first word may be left out: ``ntk-convert MODEL`` means ``ntk-convert convert MODEL``.
+def _flags(command: click.Command) -> list[tuple[str, str]]:
+    """The names of a command's options in Python, each with its flag."""
+    found = []
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            flag = parameter.opts[0]
+            found += [(flag.removeprefix("--").replace("-", "_"), flag), (str(parameter.name), flag)]
+    return found
 
-    The library's messages name parameters as Python does, in backquotes; here they become options.
-    """
+
+class DefaultGroup(click.Group):
+    """A group whose first word may be left out: ``ntk-convert MODEL`` means ``ntk-convert convert MODEL``."""
 
     default = "convert"
     own_options = ("--help", "-h", "--version")
@@ -208,30 +214,22 @@ class DefaultGroup(click.Group):
         try:
             _check_current_folder()
             return super().invoke(ctx)
-        except (ConverterError, Interrupted) as error:
-            error.args = tuple(self._with_options(str(part), ctx.invoked_subcommand) for part in error.args)
+        except ConverterError as error:
+            error.name_of = partial(self._flag_of, ctx.invoked_subcommand)
             raise
 
-    def _with_options(self, message: str, running: str | None) -> str:
-        """The message with, for example, `train_length` replaced by --train-length.
+    def _flag_of(self, running: str | None, parameter: str) -> str:
+        """A parameter of the library -> its option, such as --train-length.
 
-        An option of the running command goes before those of others, also one in the plural: ``eval`` has
-        ``--scales``.
+        That of the running command is meant, if it has one, also in the plural: ``eval`` has ``--scales``.
         """
-        own = [each for name, command in self.commands.items() if name == running for each in command.params]
-        names: dict[str, str] = {}
-        every = [each for command in self.commands.values() for each in command.params]
-        for parameter in (*every, *own):
-            if isinstance(parameter, click.Option):
-                flag = parameter.opts[0]
-                python = (flag.removeprefix("--").replace("-", "_"), parameter.name or "")
-                singular = [name.removesuffix("s") for name in python if parameter in own]
-                names |= dict.fromkeys((*singular, *python), flag)
-
-        def option(found: re.Match[str]) -> str:
-            return names.get(found[1].replace("OnnxOptions.", "onnx_"), found[0])
-
-        return re.sub(r"`([\w.]+)(?:=False)?`", option, message)
+        own = [] if running is None else _flags(self.commands[running])
+        every = [flag for command in self.commands.values() for flag in _flags(command)]
+        for wanted, flags in ((parameter, own), (f"{parameter}s", own), (parameter, every)):
+            for name, flag in flags:
+                if name == wanted:
+                    return flag
+        return python_name(parameter)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         pieces = self.commands[self.default].collect_usage_pieces(ctx)

@@ -38,7 +38,7 @@ from converter.cli.options import (
     token_option,
     trial_options,
 )
-from converter.errors import ConverterError, UsageError
+from converter.errors import ConverterError, UsageError, option
 from converter.interrupts import Interrupted
 from converter.onnx.options import OnnxOptions
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
@@ -174,7 +174,7 @@ def _carry_out(conversion: Conversion, graph: OnnxOptions | None, target: PushOp
         there = f"{place} is complete, and this goes on: {' && '.join(map(shlex.join, remaining))}"
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(there) from error
-        raise type(error)(f"{error}; {there}") from error
+        raise type(error)(f"{error.message}; {there}") from error
     show(done, *lines)
     say(*summaries)
 
@@ -187,10 +187,12 @@ def _target(arguments: dict[str, Any]) -> PushOptions | None:
     options = {name: arguments.pop(name) for name in ("private", "branch", "create_pr")}
     if repo_id is None:
         for name in (name for name, value in options.items() if value):
-            raise UsageError(f"`{name}` needs `push_to_hub`; add it, or drop `{name}`")
+            raise UsageError(f"{option[name]} needs {option.push_to_hub}; add it, or drop {option[name]}")
         return None
     if not arguments["verify"]:
-        raise UsageError("only a verified result can be pushed; drop `verify=False` or `push_to_hub`")
+        raise UsageError(
+            f"only a verified result can be pushed; drop {option.no_verify} or {option.push_to_hub}"
+        )
     return PushOptions(repo_id, **options, overwrite=arguments["overwrite"], token=arguments["token"])
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import Any
 
 from converter.config import Config, is_number
-from converter.errors import SourceError, Undecided, UnsupportedModel
+from converter.errors import SourceError, Undecided, UnsupportedModel, option
 from converter.families.family import Family, Trained, check_options
 
 # (hidden_size, num_attention_heads)
@@ -95,7 +95,8 @@ def norm_head(config: Config) -> bool:
     unknown = f"vocab_size is {vocabulary!r} (Baichuan-13B has 64000, Baichuan2-13B 125696), no z_loss_weight"
     raise Undecided(
         f"config.json does not say which head this model has: {contradiction if second else unknown}; give "
-        "`overrides` norm_head=true if it was made from Baichuan2, and `overrides` norm_head=false if from "
+        f"{option.overrides} norm_head=true if it was made from Baichuan2, and {option.overrides} "
+        "norm_head=false if from "
         "Baichuan-13B"
     )
 

@@ -9,7 +9,7 @@ Sources: transformers' ``models/bloom`` and the configs on the Hub. Early config
 from __future__ import annotations
 
 from converter.config import Config, is_number
-from converter.errors import Undecided
+from converter.errors import Undecided, option
 from converter.families.family import Family, Trained
 
 SIZES = ("", "-560m", "-1b1", "-1b7", "-3b", "-7b1")
@@ -73,7 +73,8 @@ def check(config: Config) -> None:
     if config.get("slow_but_exact") and is_number(ranks) and ranks > 1:
         raise Undecided(
             f"slow_but_exact with pretraining_tp {ranks} makes transformers' BLOOM leave out the biases "
-            "after attention and MLP, with which it was trained; to convert it with them, give `overrides` "
+            "after attention and MLP, with which it was trained; to convert it with them, give "
+            f"{option.overrides} "
             "slow_but_exact=false"
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from converter.config import PROVENANCE, Config, Geometry, count, head_dim, is_number, respelled, with_value
-from converter.errors import SourceError, Undecided, UnsupportedModel
+from converter.errors import SourceError, Undecided, UnsupportedModel, option
 from converter.scaling.slopes import Slopes
 from converter.scaling.slopes import stock_slopes as press_slopes
 from converter.source.checkpoint import Tensor
@@ -259,7 +259,8 @@ class Family:
         if len(converted) > 1:
             raise Undecided(
                 f"config.json: architectures names {' and '.join(dict.fromkeys(named))}, and the weights are "
-                f"those of one class; give that one, e.g. `overrides` 'architectures={json.dumps(named[:1])}'"
+                f"those of one class; give that one, e.g. {option.overrides} "
+                f"'architectures={json.dumps(named[:1])}'"
             )
         return converted
 

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from converter.config import Config, agreed, count, inner, is_number
-from converter.errors import SourceError, Undecided, UnsupportedModel
+from converter.errors import SourceError, Undecided, UnsupportedModel, option
 from converter.families.family import Family, Trained, check_options
 from converter.scaling import slopes
 
@@ -101,7 +101,7 @@ def check(config: Config) -> None:
             raise UnsupportedModel(reason)
         raise Undecided(
             f"config.json does not say attn_config.alibi, and by llm-foundry's default {reason}; if it was "
-            "trained with ALiBi, give `overrides` attn_config.alibi=true"
+            f"trained with ALiBi, give {option.overrides} attn_config.alibi=true"
         )
     check_softmax_scale(options, "an MPT", "attn_config.")
     check_options(options, ATTENTION, "an MPT", "attn_config.")
@@ -123,7 +123,8 @@ def check(config: Config) -> None:
         raise Undecided(
             "config.json does not say which activation this model has: its sizes are those of Krutrim-1, "
             "whose paper (arXiv 2502.09642) names ReLU, but whose code computes GELU by default; give "
-            "`overrides` ffn_config.ffn_act_fn.name=relu or `overrides` ffn_config.ffn_act_fn.name=gelu"
+            f"{option.overrides} ffn_config.ffn_act_fn.name=relu or {option.overrides} "
+            "ffn_config.ffn_act_fn.name=gelu"
         )
 
 
@@ -134,7 +135,8 @@ def check_norms(config: Config) -> None:
     if _foundry(config) and config.get("norm_eps") is None and own not in (None, EPSILON):
         raise Undecided(
             f"layer_norm_epsilon is {own!r}, but llm-foundry's classes, which architectures names, do not "
-            f"read that key; if the model was trained with it, give `overrides` norm_eps={own!r}, otherwise "
+            f"read that key; if the model was trained with it, give {option.overrides} norm_eps={own!r}, "
+            "otherwise "
             "remove it from config.json"
         )
     if attention(config).get("qk_ln") and not set(given.values()) <= {EPSILON}:
@@ -146,7 +148,7 @@ def check_norms(config: Config) -> None:
         raise Undecided(
             f"norm_type is {config['norm_type']!r} without fc_type, so the model is from llm-foundry before "
             "v0.3, whose first versions compute another norm under this name; if a later version trained it, "
-            "give `overrides` fc_type=torch"
+            f"give {option.overrides} fc_type=torch"
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.config import LONGEST, PROVENANCE, Config, Geometry, is_count
-from converter.errors import SourceError, UnsupportedModel, UsageError
+from converter.errors import SourceError, UnsupportedModel, UsageError, option
 from converter.families import SLOPES, Family
 from converter.families.checks import check_wrapper
 from converter.families.family import UNREAD
@@ -147,8 +147,8 @@ class AlibiModel(Model):
         spans = [NATS / (slope * self.bias_scale) for slope in stock]
         if max(spans) <= scaling.ramp[0]:
             raise UsageError(
-                f"`method` {scaling.method} would scale no head: the longest span is {max(spans):.0f} "
-                f"tokens, and the ramp starts at {scaling.ramp[0]:g}; give a `ramp` that starts lower"
+                f"{option.method} {scaling.method} would scale no head: the longest span is {max(spans):.0f} "
+                f"tokens, and the ramp starts at {scaling.ramp[0]:g}; give a {option.ramp} that starts lower"
             )
 
     def _check_strength(self, scaling: Scaling) -> None:
@@ -176,7 +176,7 @@ class AlibiModel(Model):
         if largest < strength and not static and largest < 2:
             raise UsageError(
                 "a dynamic scaling makes slopes of this model too flat to be measured and verified; give a "
-                f"`scale` of at most {largest:.3g}"
+                f"{option.scale} of at most {largest:.3g}"
             )
         if largest < strength:
             raise UsageError(
@@ -265,7 +265,7 @@ class AlibiModel(Model):
         if not family.stock and not self.converted:
             untied = family.normalise({**self.source_config, "tie_word_embeddings": False})
             always = untied["tie_word_embeddings"]  # MosaicGPT's code has no head at all
-            remedy = "" if always else ", or give `overrides` tie_word_embeddings=false to use it"
+            remedy = "" if always else f", or give {option.overrides} tie_word_embeddings=false to use it"
             raise SourceError(
                 f"the tensor {head.name!r} differs from the embeddings, which the source's code uses in its "
                 f"place; remove it from the weights{remedy}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from converter.config import Config, Geometry, Provenance, with_value
-from converter.errors import SourceError, UsageError
+from converter.errors import SourceError, UsageError, option
 from converter.model.words import Words
 from converter.rotary.settings import Change
 from converter.scaling.request import Defaults, Request, TrainLength
@@ -193,7 +193,8 @@ class Model(ABC):
             if self.scaling.dynamic and self.trained.tokens != self.scaling.train_length:
                 raise UsageError(
                     f"{self.name} is scaled from {self.scaling.train_length} tokens on; to scale it from "
-                    f"{self.trained.tokens}, give `dynamic` {self.scaling.dynamic} or another scaling too"
+                    f"{self.trained.tokens}, give {option.dynamic} {self.scaling.dynamic} or another scaling "
+                    "too"
                 )
             return self.scaling
         scaling = request.resolve(self.trained, self.name, self.defaults)

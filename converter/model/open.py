@@ -15,7 +15,7 @@ from converter.config import (
     read_provenance,
     without_implementation,
 )
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.families import converted_family
 from converter.families.checks import (
     check_family,
@@ -111,7 +111,8 @@ def read_model(
     for key, value in (overrides or {}).items():
         if key not in origin.overrides or origin.overrides[key] != value:
             raise UsageError(
-                f"`overrides` {key} is for the config of a source, and this repository is converted; drop "
+                f"{option.overrides} {key} is for the config of a source, and this repository is converted; "
+                "drop "
                 "it, or convert the source with it"
             )
     given |= {"provenance": origin, "overrides": origin.overrides}

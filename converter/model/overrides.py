@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Any
 
 from converter.config import PROVENANCE, Config, is_count
-from converter.errors import SourceError, Undecided, UnsupportedModel, UsageError
+from converter.errors import SourceError, Undecided, UnsupportedModel, UsageError, option
 from converter.families import SLOPES
 from converter.families.checks import QUANTISED_KEYS, check_source
 from converter.source import jsonfile
@@ -35,7 +35,9 @@ def parse(text: str) -> tuple[str, Any]:
     """Key and value of ``KEY=VALUE``, or a ``UsageError``; a value that is not valid JSON is a string."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")) or not text.isprintable():
-        raise UsageError(f"`overrides` {text[:80]!r} is not KEY=VALUE, e.g. `overrides` norm_head=true")
+        raise UsageError(
+            f"{option.overrides} {text[:80]!r} is not KEY=VALUE, e.g. {option.overrides} norm_head=true"
+        )
     try:
         return key, jsonfile.parse(value.encode(), key)
     except SourceError:
@@ -56,7 +58,7 @@ def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     if not overrides:
         return dict(config)
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
-        raise UsageError(f"`overrides` is {overrides!r:.80}, not an object of keys and values")
+        raise UsageError(f"{option.overrides} is {overrides!r:.80}, not an object of keys and values")
     for key, value in overrides.items():
         _check_settable(key, value)
     result = _with(config, overrides)
@@ -71,15 +73,16 @@ def _check_settable(key: str, value: Any) -> None:
     root, *parts = key.split(".")
     if root in FIXED:
         raise UsageError(
-            f"`overrides` {key}: this key says what the checkpoint is or where it comes from, and cannot be "
+            f"{option.overrides} {key}: this key says what the checkpoint is or where it comes from, and "
+            "cannot be "
             "set"
         )
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"`overrides` {key}: config.json cannot hold {value!r:.80}") from error
+        raise UsageError(f"{option.overrides} {key}: config.json cannot hold {value!r:.80}") from error
     if not all([root, *parts]):
-        raise UsageError(f"`overrides` {key!r}: a part of this key is empty")
+        raise UsageError(f"{option.overrides} {key!r}: a part of this key is empty")
 
 
 def _check_sizes(before: Config, after: Config) -> None:
@@ -89,7 +92,7 @@ def _check_sizes(before: Config, after: Config) -> None:
         if stated and not (found and set(found.values()) <= set(stated.values())):
             name, value = next(iter(stated.items()))
             raise UsageError(
-                f"config.json states {name} {value}, and the weights belong to it; `overrides` cannot "
+                f"config.json states {name} {value}, and the weights belong to it; {option.overrides} cannot "
                 "change a size"
             )
 
@@ -116,7 +119,7 @@ def _check_refusals(config: Config, overrides: Mapping[str, Any]) -> None:
         except (Undecided, SourceError):
             continue
         except UnsupportedModel as error:
-            raise UnsupportedModel(f"{error}; `overrides` cannot change that") from error
+            raise UnsupportedModel(f"{error.message}; {option.overrides} cannot change that") from error
         if not part:
             return
 
@@ -132,11 +135,12 @@ def _with(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
                 inner = place[name] = {}
             if not isinstance(inner, dict):
                 named = ".".join(path[: depth + 1])
-                raise UsageError(f"`overrides` {key}: {named} is {inner!r}, not an object")
+                raise UsageError(f"{option.overrides} {key}: {named} is {inner!r}, not an object")
             place = inner
         if isinstance(place.get(last), dict) and place[last]:
             raise UsageError(
-                f"`overrides` {key}: {key} is an object; set its keys one by one: `overrides` {key}.KEY=VALUE"
+                f"{option.overrides} {key}: {key} is an object; set its keys one by one: {option.overrides} "
+                f"{key}.KEY=VALUE"
             )
         if value is None:
             place.pop(last, None)

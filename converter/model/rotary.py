@@ -89,7 +89,9 @@ class RotaryModel(Model):
         try:
             self.check_scaling(self.scaling)
         except UsageError as error:
-            raise SourceError(f"config.json: the scaling in its record is impossible: {error}") from error
+            raise SourceError(
+                f"config.json: the scaling in its record is impossible: {error.message}"
+            ) from error
         length = self.provenance.train_length
         recorded = settings.scaled_config(self.source_config, self.rotary, self.scaling, length)
         recorded = settings.respelled(recorded)

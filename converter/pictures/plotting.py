@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from converter.errors import OutputError, UsageError
+from converter.errors import OutputError, UsageError, option
 from converter.evaluation.results import RESULTS, Results
 from converter.evaluation.scalings import trials
 from converter.pictures.curves import draw_curves, draw_models
@@ -78,14 +78,18 @@ def plot(
         held = "it" if isinstance(subject, Results) else Path(subject).name
         for name, value in {**scalings, **source}.items():
             if value:
-                raise UsageError(f"{held} holds results, but `{name}` is for pictures of a model; drop it")
+                raise UsageError(
+                    f"{held} holds results, but {option[name]} is for pictures of a model; drop it"
+                )
         results = subject if isinstance(subject, Results) else Results.from_json(read_object(Path(subject)))
         pictures = curves(results)
     else:
         if (Path(subject) / RESULTS).is_file() and not (Path(subject) / CONFIG).exists():
             raise UsageError(f"{subject} holds results, not a model; give {Path(subject) / RESULTS}")
         if place.is_relative_to(os.path.realpath(subject)):
-            raise OutputError(f"`out` {out} is inside {subject}, which is only read; name another folder")
+            raise OutputError(
+                f"{option.out} {out} is inside {subject}, which is only read; name another folder"
+            )
         scalings["methods"] = methods or (("ntk",) if scales or dynamic else ())
         requests = trials(**scalings, train_length=source.get("train_length"))
         model = read(str(subject), requests, **source)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from converter.errors import OutputError
+from converter.errors import OutputError, option
 from converter.paths import name_output, out_path
 
 
@@ -16,18 +16,22 @@ def check_folder(out: str | Path, *, overwrite: bool) -> Path:
     """The absolute path of a folder that may be written to, else ``OutputError``; call it before the work."""
     place = out_path(out)
     if place.exists() and not place.is_dir():
-        raise OutputError(f"`out` {out} is a file; name a folder")
+        raise OutputError(f"{option.out} {out} is a file; name a folder")
     if not place.is_dir():  # its missing parents can be made too
         above = next(parent for parent in place.parents if os.path.lexists(parent))
         if not above.is_dir():
-            raise OutputError(f"`out` {out} lies below {above.name}, which is not a folder; name another one")
+            raise OutputError(
+                f"{option.out} {out} lies below {above.name}, which is not a folder; name another one"
+            )
         if not os.access(above, os.W_OK | os.X_OK):
-            raise OutputError(f"no permission to write in {above}; change `out` {out}")
+            raise OutputError(f"no permission to write in {above}; change {option.out} {out}")
         return place
     if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to read and write in `out` {out}; name another folder")
+        raise OutputError(f"no permission to read and write in {option.out} {out}; name another folder")
     if any(place.iterdir()) and not overwrite:
-        raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
+        raise OutputError(
+            f"{option.out} {out} exists and is not empty; name another folder or give {option.overwrite}"
+        )
     return place
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from converter.bytesize import bytes_text
-from converter.errors import OutputError, SourceError
+from converter.errors import OutputError, SourceError, option
 from converter.interrupts import Interrupted, came, held
 from converter.paths import name_output, out_path
 from converter.result.manifest import MANIFEST
@@ -60,21 +60,28 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     place = out_path(out)
     origin = Path(os.path.realpath(source))
     if place.is_symlink():
-        raise OutputError(f"`out` {out} is a symbolic link that points back to itself; name another folder")
+        raise OutputError(
+            f"{option.out} {out} is a symbolic link that points back to itself; name another folder"
+        )
     if len(os.fsencode(place.name)) > LONGEST_NAME:
-        raise OutputError(f"the name of `out` is longer than {LONGEST_NAME} bytes; choose a shorter one")
+        raise OutputError(
+            f"the name of {option.out} is longer than {LONGEST_NAME} bytes; choose a shorter one"
+        )
     weights = {Path(os.path.realpath(entry)) for pattern in ("*", "*/*") for entry in source.glob(pattern)}
-    overlap = OutputError(f"`out` {out} and the source {source} overlap; name another folder")
+    overlap = OutputError(f"{option.out} {out} and the source {source} overlap; name another folder")
     sources = _folders(above for path in {origin, *weights} for above in (path, *path.parents))
     if sources & _folders([place]) or _folders([origin]) & _folders(place.parents):
         raise overlap
     if Path.cwd().is_relative_to(place) and place.is_dir():
-        raise OutputError(f"`out` {out} is or contains the current folder; name a new folder")
+        raise OutputError(f"{option.out} {out} is or contains the current folder; name a new folder")
     if place.is_mount():
-        raise OutputError(f"`out` {out} is a mount point, which cannot be replaced; name a folder inside it")
+        raise OutputError(
+            f"{option.out} {out} is a mount point, which cannot be replaced; name a folder inside it"
+        )
     for name in _foreign(place):
         raise OutputError(
-            f"`out` {out} holds {name!r}, and `overwrite` replaces only a result or a folder with "
+            f"{option.out} {out} holds {name!r}, and {option.overwrite} replaces only a result or a folder "
+            "with "
             "nothing but a model's files; move it away, or name another folder"
         )
     if sources & _folders(Path(here) for here, _, _ in os.walk(place)):  # one is mounted as the source
@@ -204,7 +211,7 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                         raise
                     if not overwrite:
                         raise OutputError(
-                            "`out` was filled by another program meanwhile; give `overwrite`"
+                            f"{option.out} was filled by another program meanwhile; give {option.overwrite}"
                         ) from error
                 if _exchange(staging, place):
                     # The old folder; a kill leaves it to the next run.
@@ -222,7 +229,7 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                     aside.rename(place)
         _flush(place.parent)
     if waiting:
-        raise Interrupted("`out` is complete")
+        raise Interrupted("the output folder is complete")
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.config import LONGEST, Config, Geometry, agreed, count, head_dim, is_integer, is_number
-from converter.errors import SourceError, UnsupportedModel, UsageError
+from converter.errors import SourceError, UnsupportedModel, UsageError, option
 from converter.rotary.models import MODELS, REFUSED, RotaryModel
 from converter.scaling.frequencies import (
     ROTARY_METHODS,
@@ -171,12 +171,12 @@ def check_scaling(rotary: Rotary, scaling: Scaling) -> None:
 def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
     method, model_type, reads = scaling.method, rotary.model.model_type, rotary.model.reads
     if method not in ROTARY_METHODS:
-        given = "`slopes`" if method == FITTED else f"`method` {method}"
-        return f"{given} scales slopes only, and the rotary {model_type!r} has none; give `method` ntk"
+        given = option.slopes if method == FITTED else f"{option.method} {method}"
+        return f"{given} scales slopes only, and the rotary {model_type!r} has none; give {option.method} ntk"
     if method == "ntk" and rotary.dim == 2:
         return (
             "the model rotates a single pair of channels, whose frequency does not depend on the base; "
-            "give `method` linear"
+            f"give {option.method} linear"
         )
     if scaling.dynamic:
         return _dynamic_problem(model_type, reads, scaling)
@@ -184,19 +184,22 @@ def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
         growth = rotary.dim / (rotary.dim - 2) * math.log(scaling.factor_at(0))
         if math.log(rotary.base) + growth > math.log(LARGEST_BASE):
             return (
-                f"`scale` {scaling.factor_at(0):g} would raise the base {rotary.base:g} beyond "
-                f"{LARGEST_BASE:g}; give a smaller `scale`"
+                f"{option.scale} {scaling.factor_at(0):g} would raise the base {rotary.base:g} beyond "
+                f"{LARGEST_BASE:g}; give a smaller {option.scale}"
             )
     for needed, wanted in (("linear", method == "linear"), ("yarn", scaling.ramp is not None)):
         if wanted and needed not in reads:
-            return f"transformers does not read a {needed} rope_scaling for {model_type!r}; give `method` ntk"
+            return (
+                f"transformers does not read a {needed} rope_scaling for {model_type!r}; give {option.method} ntk"
+            )
     if scaling.ramp is None:
         return None
     if scaled_frequencies(rotary.base, rotary.dim, method, 2.0, scaling.ramp) == rotary.frequencies:
         start, end = scaling.ramp
         return (
-            f"`method` by-parts would scale nothing: YaRN's ramp from {start:g} to {end:g} tokens lies "
-            "beside the model's wavelengths; give another `ramp`, or `method` ntk"
+            f"{option.method} by-parts would scale nothing: YaRN's ramp from {start:g} to {end:g} tokens "
+            "lies "
+            f"beside the model's wavelengths; give another {option.ramp}, or {option.method} ntk"
         )
     return None
 
@@ -205,22 +208,23 @@ def _dynamic_problem(model_type: str, reads: Sequence[str], scaling: Scaling) ->
     if scaling.method in ("linear", "by-parts"):
         return (
             f"transformers has no dynamic {scaling.method} scaling for rotary models such as {model_type!r}; "
-            "give `method` ntk, or `scale`"
+            f"give {option.method} ntk, or {option.scale}"
         )
     if scaling.dynamic == "position":
         return (
-            f"`dynamic` position is impossible for rotary models such as {model_type!r}: each key is rotated "
-            "once, for all queries; give `dynamic` length"
+            f"{option.dynamic} position is impossible for rotary models such as {model_type!r}: each key is "
+            "rotated "
+            f"once, for all queries; give {option.dynamic} length"
         )
     if "dynamic" not in reads:
         return (
             f"transformers does not accept the dynamic rope_scaling that {model_type!r} would need; "
-            "give `scale` instead"
+            f"give {option.scale} instead"
         )
     start = scaling.train_length / scaling.rate
     if not 2 <= start <= LONGEST or not start.is_integer():
         return (
-            f"`rate` {scaling.rate:g} would start to scale {model_type!r} at {start:g} tokens, but "
+            f"{option.rate} {scaling.rate:g} would start to scale {model_type!r} at {start:g} tokens, but "
             f"config.json needs a whole number of at least 2; give a rate that divides {scaling.train_length}"
         )
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from converter.config import LONGEST, is_number
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.scaling.scaling import (
     BASES,
     LIMITS,
@@ -32,7 +32,6 @@ NARROWEST = 1.001
 """The smallest ratio of a ramp's ends; rounding must not make them equal."""
 SLOPES_FILE = "slopes.json"
 """The name of a file of fitted slopes in a converted repository, and where none is known."""
-_BY_DEFAULT = "the default scaling"
 RECORD = "fitted"
 """Its key for notes on how the slopes were found; they are not part of the scaling."""
 
@@ -129,27 +128,35 @@ class Request:
             self._check_alone()
             if not self.slopes.name.isprintable():
                 raise UsageError(
-                    f"`slopes` {self.slopes.name!r} has characters that cannot be printed; rename the file"
+                    f"{option.slopes} {self.slopes.name!r} has characters that cannot be printed; rename the "
+                    "file"
                 )
         if self.method not in (None, *METHODS):
-            raise UsageError(f"`method` {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
+            raise UsageError(
+                f"{option.method} {self.method!r} is unknown; choose one of {', '.join(METHODS)}"
+            )
         if self.dynamic is not None and self.dynamic not in BASES:
-            raise UsageError(f"`dynamic` {self.dynamic!r} is unknown; choose length or position")
+            raise UsageError(f"{option.dynamic} {self.dynamic!r} is unknown; choose length or position")
         given = [name for name, value in self._strengths.items() if value is not None]
         if self.method == "none":
             if given or self.rate is not None:
                 raise UsageError(
-                    f"`method` none cannot be combined with {(given or ['`rate`'])[0]}; drop one of them"
+                    f"{option.method} none cannot be combined with {given[0] if given else option.rate}; "
+                    "drop one of them"
                 )
         elif len(given) > 1:
             raise UsageError(f"{' and '.join(given)} cannot be combined; give one of them")
         elif not given and not self.by_default and self.slopes is None:
             raise UsageError(
-                f"`method` {self.method} needs a strength: give `scale`, `target_length` or `dynamic`"
+                f"{option.method} {self.method} needs a strength: give {option.scale}, "
+                f"{option.target_length} or "
+                f"{option.dynamic}"
             )
         if self.rate is not None and self.dynamic is None and not self.by_default:
             raise UsageError(
-                "`rate` needs `dynamic` length or `dynamic` position; give one of them or drop `rate`"
+                f"{option.rate} needs {option.dynamic} length or {option.dynamic} position; give one of them "
+                "or drop "
+                f"{option.rate}"
             )
         self._check_ranges()
 
@@ -162,34 +169,41 @@ class Request:
         ):
             value, (fits, expected) = getattr(self, name), LIMITS[key]
             if value is not None and not fits(value):
-                raise UsageError(f"`{name}` {typed(value)} is out of range; give {expected}")
+                raise UsageError(f"{option[name]} {typed(value)} is out of range; give {expected}")
         if self.ramp is not None:
             self._check_ramp(self.ramp)
 
     def _check_alone(self) -> None:
         others = {
-            "`method`": self.method is not None,
+            option.method: self.method is not None,
             **{name: value is not None for name, value in self._strengths.items()},
-            "`rate`": self.rate is not None,
-            "`ramp`": self.ramp is not None,
+            option.rate: self.rate is not None,
+            option.ramp: self.ramp is not None,
         }
         for name in (name for name, given in others.items() if given):
-            raise UsageError(f"`slopes` cannot be combined with {name}; drop one of them")
+            raise UsageError(f"{option.slopes} cannot be combined with {name}; drop one of them")
 
     def _check_ramp(self, ramp: Parts) -> None:
         if self.method != BY_PARTS:
-            raise UsageError(f"`ramp` needs `method` {BY_PARTS}; give that method or drop `ramp`")
+            raise UsageError(
+                f"{option.ramp} needs {option.method} {BY_PARTS}; give that method or drop {option.ramp}"
+            )
         numbers = isinstance(ramp, Sequence) and len(ramp) == 2 and all(map(is_number, ramp))
         if not numbers or not 1 / LONGEST <= ramp[0] <= ramp[1] / NARROWEST or ramp[1] > LONGEST:
             shown = " ".join(map(typed, ramp)) if numbers else repr(ramp)
             raise UsageError(
-                f"`ramp` {shown} is not a ramp; give two parts of the trained length, "
+                f"{option.ramp} {shown} is not a ramp; give two parts of the trained length, "
                 f"from {1 / LONGEST:.2g} to {LONGEST:.2g} and the smaller first"
             )
 
     @property
     def _strengths(self) -> dict[str, object]:
-        return {"`scale`": self.scale, "`target_length`": self.target_length, "`dynamic`": self.dynamic}
+        """The parameters that state a strength, as messages name them."""
+        return {
+            option.scale: self.scale,
+            option.target_length: self.target_length,
+            option.dynamic: self.dynamic,
+        }
 
     @property
     def by_default(self) -> bool:
@@ -236,28 +250,30 @@ class Request:
         method = self.method or (NTK if self._static else defaults.method)
         ramp = None
         if method == BY_PARTS:
-            option = f"`method` {method}" if self.method else "`dynamic`" if self.dynamic else _BY_DEFAULT
-            length = self._needed(trained, name, option)
+            what = self._what
+            if self.method is not None:
+                what = f"{option.method} {method}"
+            length = self._needed(trained, name, what)
             start, end = self.ramp or defaults.ramp
             ramp = (start * length, end * length)
         if self.scale is not None:
             return Scaling(method, float(self.scale), ramp)
         if self.target_length is not None:
-            length = self._needed(trained, name, "`target_length`")
+            length = self._needed(trained, name, option.target_length)
             if self.target_length <= length:
                 raise UsageError(
-                    f"`target_length` {self.target_length} is not above the trained length {length}; "
+                    f"{option.target_length} {self.target_length} is not above the trained length {length}; "
                     "no scaling is needed up to there, so give a longer one"
                 )
             return Scaling(method, self.target_length / length, ramp)
         basis = self.dynamic or defaults.dynamic
         if basis is None:
             raise UsageError(
-                "a rotary model has no default strength: give `scale`, `target_length` or `dynamic` length"
+                f"a rotary model has no default strength: give {option.scale}, {option.target_length} or "
+                f"{option.dynamic} length"
             )
-        option = "`dynamic`" if self.dynamic else _BY_DEFAULT
         rate = 1.0 if self.rate is None else float(self.rate)
-        length = self._needed(trained, name, option)
+        length = self._needed(trained, name, self._what)
         return Scaling(method, ramp=ramp, dynamic=basis, rate=rate, train_length=length)
 
     def _given(self, slopes: GivenSlopes, trained: TrainLength) -> Scaling:
@@ -265,15 +281,21 @@ class Request:
         if scaling.dynamic and trained.tokens not in (None, scaling.train_length):
             raise UsageError(
                 f"{slopes.name} grows from {scaling.train_length} tokens, but the trained length is "
-                f"{trained.tokens}; take slopes that were made for this model, or give `train_length`"
+                f"{trained.tokens}; take slopes that were made for this model, or give {option.train_length}"
             )
         return scaling
 
-    def _needed(self, trained: TrainLength, name: str, option: str) -> int:
+    @property
+    def _what(self) -> str:
+        """What makes a scaling dynamic, for a message."""
+        return option.dynamic if self.dynamic else "the default scaling"
+
+    def _needed(self, trained: TrainLength, name: str, what: str) -> int:
+        """The trained length, which ``what`` needs."""
         if trained.tokens is None:
             raise UsageError(
-                f"{option} needs the trained length of {name}, which is {trained.origin}; "
-                "add `train_length` N"
+                f"{what} needs the trained length of {name}, which is {trained.origin}; "
+                f"add {option.train_length} N"
             )
         return trained.tokens
 

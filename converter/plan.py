@@ -11,7 +11,7 @@ from typing import get_args
 from converter.argv import argv
 from converter.config import DTYPE, LONGEST, PROVENANCE, STEP, Dtype, Weights, is_count
 from converter.errors import SourceError, UnsupportedModel, UsageError, VerificationError, option
-from converter.families.checks import said_quantised
+from converter.families.checks import quantisation_sign
 from converter.model.model import Model
 from converter.model.open import read_model
 from converter.model.overrides import set_values
@@ -248,10 +248,10 @@ def _check_options(
 
     Raises ``UnsupportedModel`` if only verification could show that the model is not quantised.
     """
-    if model.unquantised and not verify:
+    if model.stale_quantisation and not verify:
+        error = quantised(quantisation_sign(model.stale_quantisation))
         raise UnsupportedModel(
-            f"{quantised(said_quantised(model.unquantised))}; if a merge left that, verification shows it: "
-            f"leave out {option.no_verify}"
+            f"{error.message}; if a merge left that, verification shows it: leave out {option.no_verify}"
         )
     for name, value, known in (("dtype", dtype, get_args(Dtype)), ("link", link, get_args(Link))):
         if value not in (None, *known):

@@ -87,19 +87,20 @@ def without_quantisation(source: Source, config: Config) -> tuple[dict[str, Any]
     result = {key: value for key, value in config.items() if key not in QUANTISED_KEYS}
     if not keys and not files:
         return result, []
-    what = said_quantised([*keys, *files])
+    what = quantisation_sign([*keys, *files])
     dtypes = source.stored_dtypes()
     if dtypes is None:
         named = " and ".join([*keys, *files])
         raise UnsupportedModel(
-            f"{quantised(what)}; if a merge left it, remove {named}, or convert a local copy in safetensors"
+            f"{quantised(what).message}; if a merge left it, remove {named}, or convert a local copy in "
+            "safetensors"
         )
     if not dtypes <= FLOATS.keys():
         raise quantised(what)
     return result, [*keys, *files]
 
 
-def said_quantised(names: Sequence[str]) -> str:
+def quantisation_sign(names: Sequence[str]) -> str:
     """What says that weights are quantised, for ``quantised``: the first of keys and files."""
     return f"it has {names[0]}" if names[0] in QUANTISED_BY else f"{names[0]} is set"
 

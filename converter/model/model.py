@@ -48,7 +48,7 @@ class Model(ABC):
     """The trained length that the user gave, in tokens."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """The values that the user gave for keys of the source's config."""
-    unquantised: Sequence[str] = ()
+    stale_quantisation: Sequence[str] = ()
     """Keys of its config.json, and files, that speak of a quantisation that its weights do not have."""
 
     positions: ClassVar[Literal["alibi", "rotary"]]

@@ -95,13 +95,13 @@ def read_model(
 ) -> Model:
     """The model that these files hold; raises as ``open_model``."""
     written = source.config()
-    config, unquantised = without_quantisation(source, written)
+    config, stale_quantisation = without_quantisation(source, written)
     family, origin = converted_family(config), read_provenance(config)
     given: dict[str, Any] = {
         "source": source,
         "config": written,
         "given_length": train_length,
-        "unquantised": unquantised,
+        "stale_quantisation": stale_quantisation,
     }
     if family is None and (origin is None or origin.rotary is None):
         return _source(source, config, overrides or {}, given)

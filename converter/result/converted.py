@@ -43,9 +43,9 @@ def read_converted(folder: Path) -> Model:
     if not str(folder).isprintable():
         raise SourceError(f"the path {str(folder)[-80:]!r} has characters that cannot be printed; rename it")
     model = read_model(open_folder(folder))
-    if model.unquantised:
+    if model.stale_quantisation:
         raise UnsupportedModel(
-            f"{folder}: {model.unquantised[0]} says that the weights are quantised, and they are not; "
+            f"{folder}: {model.stale_quantisation[0]} says that the weights are quantised, and they are not; "
             f"convert it again: ntk-convert {folder} --out NEW"
         )
     if not model.converted:

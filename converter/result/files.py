@@ -151,8 +151,10 @@ class SmallFiles:
         model, source = self.model, self.model.source
         if source.inside(GENERATE):
             self.notes.append(f"{GENERATE}, code of the source that replaces generate, was not copied")
-        if model.unquantised:
-            stale = [name if name in QUANTISED_BY else f"{name} of {CONFIG}" for name in model.unquantised]
+        if model.stale_quantisation:
+            stale = [
+                name if name in QUANTISED_BY else f"{name} of {CONFIG}" for name in model.stale_quantisation
+            ]
             self.notes.append(f"{' and '.join(stale)} was left out: all weights are floating point")
         if model.overrides:
             given = [word for value in set_values(model.overrides) for word in ("--set", value)]

@@ -189,7 +189,10 @@ def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
             )
     for needed, wanted in (("linear", method == "linear"), ("yarn", scaling.ramp is not None)):
         if wanted and needed not in reads:
-            return f"transformers does not read a {needed} rope_scaling for {model_type!r}; give {option.method} ntk"
+            return (
+                f"transformers does not read a {needed} rope_scaling for {model_type!r}; give {option.method} "
+                "ntk"
+            )
     if scaling.ramp is None:
         return None
     if scaled_frequencies(rotary.base, rotary.dim, method, 2.0, scaling.ramp) == rotary.frequencies:

@@ -190,8 +190,8 @@ def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
     for needed, wanted in (("linear", method == "linear"), ("yarn", scaling.ramp is not None)):
         if wanted and needed not in reads:
             return (
-                f"transformers does not read a {needed} rope_scaling for {model_type!r}; give {option.method} "
-                "ntk"
+                f"transformers does not read a {needed} rope_scaling for {model_type!r}; give "
+                f"{option.method} ntk"
             )
     if scaling.ramp is None:
         return None

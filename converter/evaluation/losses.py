@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converter.errors import UsageError
+from converter.evaluation.batches import MASKED_SHARE
 from converter.evaluation.results import Bucket
-from converter.evaluation.samples import MASKED
 
 BUCKETS = 16
 """Parts of equal width into which a window is divided for the loss by position."""
@@ -38,7 +38,7 @@ def masked_positions(windows: NDArray[np.int64]) -> NDArray[np.bool_]:
     chosen = np.empty(windows.shape, dtype=np.bool_)
     for row, window in enumerate(windows):
         drawn = np.random.default_rng(zlib.crc32(window.tobytes())).random(len(window))
-        chosen[row] = drawn < max(MASKED, float(drawn.min()) + 1e-12)
+        chosen[row] = drawn < max(MASKED_SHARE, float(drawn.min()) + 1e-12)
     return chosen
 
 

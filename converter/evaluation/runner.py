@@ -17,8 +17,7 @@ from transformers import GenerationConfig
 
 from converter.errors import MissingPackage, SourceError, UsageError
 from converter.evaluation import trainable
-from converter.evaluation.samples import FILLER, batches, filled
-from converter.evaluation.trainable import IGNORE, Batch
+from converter.evaluation.batches import IGNORE, PADDING, Batch, batches_by_length, padded
 from converter.progress import Advance
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -118,14 +117,14 @@ def complete(
         do_sample=False,
         num_beams=1,
         eos_token_id=ends or None,
-        pad_token_id=FILLER,
+        pad_token_id=PADDING,
     )
     # generate() takes options that are not given from the model's own config, so replace that.
     model.generation_config = greedy
     texts = [""] * len(prompts)
     try:
-        for rows in batches([len(prompt) + max_new_tokens for prompt in prompts], hardware.rows):
-            ids, mask = filled([prompts[index] for index in rows], hardware.device, left=True)
+        for rows in batches_by_length([len(prompt) + max_new_tokens for prompt in prompts], hardware.rows):
+            ids, mask = padded([prompts[index] for index in rows], hardware.device, left=True)
             _forget(model)
             output = model.generate(input_ids=ids, attention_mask=mask)
             for row, index in enumerate(rows):

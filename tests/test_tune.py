@@ -25,12 +25,12 @@ from scipy import stats
 from converter import convert, evaluate, make_task, tune
 from converter.cli import report
 from converter.evaluation.benchmark import doubling_lengths
+from converter.evaluation.comparison import Conclusion, TaskScores, conclude
 from converter.evaluation.results import WORTH, Measurement, Results
 from converter.evaluation.scalings import candidates, command
 from converter.evaluation.statistics import (
     chance_to_show,
     compare_scores,
-    conclude,
     paired_interval,
     permutation_p,
     power_text,
@@ -127,6 +127,11 @@ def test_the_interval_of_a_difference_covers_it(items: int) -> None:
             assert np.sum(chances[covered]) >= 0.95
 
 
+def concluded(metric: Any, scores: Sequence[float], baseline: Sequence[float]) -> Conclusion:
+    items = range(len(scores))
+    return conclude(TaskScores(metric, tuple(baseline), items), TaskScores(metric, tuple(scores), items))
+
+
 def right(better: int, worse: int, same: int) -> tuple[list[float], list[float]]:
     """Scores of a scaling and of none."""
     return [1.0] * better + [0.0] * worse + [1.0] * same, [0.0] * better + [1.0] * worse + [1.0] * same
@@ -179,7 +184,7 @@ def moved(changes: Sequence[float]) -> tuple[list[float], list[float]]:
     ],
 )
 def test_verdicts(measure: str, scores: tuple[list[float], list[float]], verdict: str) -> None:
-    found = conclude(measure, *scores)
+    found = concluded(measure, *scores)
     assert found.verdict == verdict
     assert found.items == len(scores[0])
     assert found.comparison == compare_scores(measure, *scores)
@@ -207,14 +212,14 @@ def test_how_many_prompts_show_a_gain(better: float, worse: float, size: int) ->
 
 @pytest.mark.parametrize(("items", "gain"), [(300, 0.1), (20_000, 0.0125)])
 def test_items_that_all_differ_are_judged_too(items: int, gain: float) -> None:
-    found = conclude("retrieval", *right(items // 2, items // 2, 0))
+    found = concluded("retrieval", *right(items // 2, items // 2, 0))
     assert found.gain == gain
     assert found.needed > items
 
 
 def test_as_many_prompts_as_are_named_show_the_gain() -> None:
     """In four of five trials, where as many prompts differ as the interval allows."""
-    found = conclude("retrieval", *right(2, 2, 36))
+    found = concluded("retrieval", *right(2, 2, 36))
     assert found.gain == WORTH
     most = stats.binomtest(4, 40).proportion_ci(method="exact").high
     rng = np.random.default_rng(0)
@@ -260,7 +265,7 @@ def test_a_text_that_gets_worse_is_not_said_to_gain(windows: int) -> None:
     rng, helps = np.random.default_rng(0), 0
     for _ in range(100):
         changes = np.where(rng.random(windows) < 0.2, 0.08, -0.01) + rng.normal(0, 0.004, windows)
-        verdict = conclude("perplexity", *moved(changes)).verdict
+        verdict = concluded("perplexity", *moved(changes)).verdict
         assert verdict != "helps" or changes.mean() < 0
         helps += verdict == "helps"
     assert helps <= 15  # of a sign test: about 60, and all for 64 windows
@@ -299,7 +304,7 @@ def choice(measure: str, scores: Any, other: Any = None, short: Any = None) -> C
     second = {"retrieval": "perplexity", "perplexity": "retrieval"}[measure]
     costs = {} if short is None else {measure: compare_scores(measure, *short)}
     against = None if other is None else compare_scores(second, *other)
-    return Choice(measure, B, conclude(measure, *scores), against, 200 if costs else None, costs)
+    return Choice(measure, B, concluded(measure, *scores), against, 200 if costs else None, costs)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,17 @@
-"""Scores on the same items: what one scaling's say about another's, and the measurement that tells it."""
+"""Scores by scaling, task and length, and the one comparison of a candidate's scores with a baseline's.
+
+Only scores on the same items are compared. ``evaluate`` and ``tune`` do so here; a fit, which has losses of
+single answers, has a test of its own (``paired_test``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from converter.evaluation.results import PERPLEXITY, Bucket, Comparison, Measurement, Metric
-from converter.evaluation.statistics import compare_scores, summarise
+from converter.evaluation.results import PERPLEXITY, Bucket, Comparison, Measurement, Metric, Verdict
+from converter.evaluation.statistics import compare_scores, gain_to_show, summarise
 from converter.scaling.scaling import Scaling
 
 RETRIEVAL = "retrieval"
@@ -26,6 +31,18 @@ class TaskScores:
     positions: tuple[Bucket, ...] = ()
 
 
+@dataclass(frozen=True)
+class Conclusion:
+    """What a comparison with the baseline shows, and how many items would show more."""
+
+    verdict: Verdict
+    comparison: Comparison
+    items: int
+    gain: float
+    """The gain that ``needed`` items would show: in the mean score, or 1 minus a ratio of perplexities."""
+    needed: int
+
+
 ByTask = dict[tuple[str, int], TaskScores]
 """(task, length in tokens) -> what was scored under one scaling."""
 
@@ -35,6 +52,16 @@ def compare(baseline: TaskScores, candidate: TaskScores) -> Comparison | None:
     if baseline.items != candidate.items:
         return None
     return compare_scores(candidate.metric, candidate.scores, baseline.scores)
+
+
+def conclude(baseline: TaskScores, candidate: TaskScores) -> Conclusion:
+    """Whether the candidate helps, does not, or whether these items, which must be the same, cannot tell."""
+    comparison = compare(baseline, candidate)
+    assert comparison is not None
+    items = len(candidate.scores)
+    verdict = comparison.verdict(candidate.metric, items)
+    gain, needed = gain_to_show(candidate.metric, candidate.scores, baseline.scores)
+    return Conclusion(verdict, comparison, items, gain, needed)
 
 
 def measurement(
@@ -59,34 +86,52 @@ def measurement(
     )
 
 
+class Cell(NamedTuple):
+    """A place in a ``ScoreTable``."""
+
+    scaling: Scaling
+    """The scaling itself: two of them may read alike, so their text would be no key."""
+    task: str
+    length: int
+    """In tokens."""
+
+
 @dataclass(frozen=True)
 class ScoreTable:
-    """What a model scored under several scalings."""
+    """What a model scored under several scalings, all on the same items."""
 
-    cells: dict[tuple[Scaling, str, int], TaskScores] = field(default_factory=dict)
-    """By scaling, task and length in tokens. Two scalings may read alike, so their text would be no key."""
+    cells: dict[Cell, TaskScores] = field(default_factory=dict)
 
     def add(self, scaling: Scaling, found: ByTask) -> None:
         for (task, length), scores in found.items():
-            self.cells[scaling, task, length] = scores
+            self.cells[Cell(scaling, task, length)] = scores
 
-    def only(self, places: Container[tuple[str, int]]) -> ScoreTable:
-        """The cells of some tasks at some lengths."""
-        kept = {}
-        for (scaling, task, length), scores in self.cells.items():
-            if (task, length) in places:
-                kept[scaling, task, length] = scores
+    def without(self, tasks: Sequence[str]) -> ScoreTable:
+        """Leaves out some tasks."""
+        return ScoreTable({cell: scores for cell, scores in self.cells.items() if cell.task not in tasks})
+
+    def at_length(self, length: int | None) -> ScoreTable:
+        """Keeps one length alone."""
+        return ScoreTable({cell: scores for cell, scores in self.cells.items() if cell.length == length})
+
+    def at_longest(self) -> ScoreTable:
+        """Keeps each task's longest length alone."""
+        longest: dict[str, int] = {}
+        for cell in self.cells:
+            longest[cell.task] = max(cell.length, longest.get(cell.task, 0))
+        kept = {cell: scores for cell, scores in self.cells.items() if cell.length == longest[cell.task]}
         return ScoreTable(kept)
 
-    def places(self) -> list[tuple[str, int]]:
-        """All tasks and lengths, each once."""
-        return list(dict.fromkeys((task, length) for _, task, length in self.cells))
+    def lengths(self) -> set[int]:
+        """All lengths, in tokens."""
+        return {cell.length for cell in self.cells}
 
     def pooled(self, scaling: Scaling, measure: str) -> TaskScores | None:
         """A scaling's scores in all cells by a measure, as those of one task; None if there are none."""
         parts = []
-        for (own, task, _), scores in self.cells.items():
-            if own == scaling and (task == PERPLEXITY) == (measure == PERPLEXITY):
+        for cell, scores in self.cells.items():
+            by_perplexity = cell.task == PERPLEXITY
+            if cell.scaling == scaling and by_perplexity == (measure == PERPLEXITY):
                 parts.append(scores)
         if not parts:
             return None
@@ -107,7 +152,7 @@ class ScoreTable:
     def measurements(self, model: str, baseline: Scaling, names: Mapping[Scaling, str]) -> list[Measurement]:
         """All cells with their names, each compared with the baseline's of its task and length."""
         found = []
-        for (scaling, task, length), scores in self.cells.items():
-            theirs = self.cells[baseline, task, length]
-            found.append(measurement(model, names[scaling], task, length, scores, theirs))
+        for cell, scores in self.cells.items():
+            theirs = self.cells[Cell(baseline, cell.task, cell.length)]
+            found.append(measurement(model, names[cell.scaling], cell.task, cell.length, scores, theirs))
         return found

@@ -116,7 +116,7 @@ def evaluate(
     needs_lengths = not asked or bool(files or lengths) or not all(task.own_lengths for task in asked)
 
     measurements: list[Measurement] = []
-    baselines: ByTask = {}  # of the first model and scaling that have a task at a length
+    baselines: ByTask = {}
     described: dict[str, Mapping[str, Any]] = {}
     for model in listed(models):
         opened: AbstractContextManager[EvaluatedModel | Served]
@@ -147,12 +147,19 @@ def evaluate(
                     found = benchmark.measure(evaluated, scaling, bar, stop_at_failure=number == 0)
                     if number == 0:
                         benchmark = benchmark.only(found)
-                    for (task, length), scores in found.items():
-                        baseline = baselines.setdefault((task, length), scores)
-                        measurements.append(measurement(name, str(scaling), task, length, scores, baseline))
+                    measurements += _compared(name, str(scaling), found, baselines)
                 bar.rename(name)
             described[name] = evaluated.describe(scalings[-1])
     return Results(measurements, described, settings, time.monotonic() - started)
+
+
+def _compared(model: str, scaling: str, found: ByTask, baselines: ByTask) -> list[Measurement]:
+    """The scores, compared with the first ones of their task and length, which ``baselines`` gathers."""
+    measurements = []
+    for (task, length), scores in found.items():
+        baseline = baselines.setdefault((task, length), scores)
+        measurements.append(measurement(model, scaling, task, length, scores, baseline))
+    return measurements
 
 
 def _check_server(

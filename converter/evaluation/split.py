@@ -215,54 +215,71 @@ def train_validation_test(
     """
     rng = np.random.default_rng(seed)
     lengths = doubling_lengths(trained, target)
-    rows = rows_per_step(evaluated.hardware)
     found: list[Split] = []
     if files:
         count = max(FEWEST_TRAIN + FEWEST_VALIDATION + FEWEST_TEST, MOST_TOKENS // target)
         windows = Benchmark.prepare(evaluated, (), files, lengths, count, seed, say).windows
-        test, validation = _checked_sizes(
-            len(windows), target, f"`text` has {len(windows)} windows of {target} tokens"
-        )
-        windows = windows[rng.permutation(len(windows))]
-        found.append(
-            TextSplit(
-                train=windows[test + validation :],
-                validation=windows[test : test + validation],
-                test=windows[:test],
-                trained=trained,
-                # Slopes that are not static do not change up to the trained length.
-                lengths=lengths if static else lengths[1:],
-                rows=rows,
-                mask=evaluated.mask,
-            )
-        )
+        # Slopes that are not static do not change up to the trained length.
+        to_learn = lengths if static else lengths[1:]
+        found.append(_split_text(evaluated, windows, trained, to_learn, rng))
     if prompts:
         items: list[Item] = []
         for task in prompts:
             benchmark = Benchmark.prepare(evaluated, [task], (), lengths, MOST_TOKENS // target, seed)
             for material in benchmark.material.values():
-                assert not isinstance(material, Collection)  # it is a decoder
+                assert not isinstance(material, Collection)  # which are for encoders
                 items += material
         shortest = 0 if static else trained
         answered = with_answers(evaluated.tokenizer, items, shortest, target)
-        answered = [answered[place] for place in rng.permutation(len(answered))]
-        beyond = [prompt for prompt in answered if len(prompt.ids) > trained]
-        within = [prompt for prompt in answered if len(prompt.ids) <= trained]
-        test, validation = _checked_sizes(
-            len(beyond), target, f"`prompts` has {len(beyond)} prompts with {trained + 1} to {target} tokens"
-        )
-        test_within, validation_within = _sizes(len(within), target)
-        end, end_within = test + validation, test_within + validation_within
-        found.append(
-            PromptSplit(
-                train=beyond[end:] + within[end_within:],
-                validation=beyond[test:end] + within[test_within:end_within],
-                test=beyond[:test] + within[:test_within],
-                trained=trained,
-                rows=rows,
-            )
-        )
+        found.append(_split_prompts(evaluated, answered, trained, target, rng))
     return found
+
+
+def _split_text(
+    evaluated: EvaluatedModel,
+    windows: Ids,
+    trained: int,
+    lengths: Sequence[int],
+    rng: np.random.Generator,
+) -> TextSplit:
+    count, target = windows.shape
+    what = f"`text` has {count} windows of {target} tokens"
+    test, validation = _checked_sizes(count, target, what)
+    windows = windows[rng.permutation(count)]
+    return TextSplit(
+        train=windows[test + validation :],
+        validation=windows[test : test + validation],
+        test=windows[:test],
+        trained=trained,
+        lengths=lengths,
+        rows=rows_per_step(evaluated.hardware),
+        mask=evaluated.mask,
+    )
+
+
+def _split_prompts(
+    evaluated: EvaluatedModel,
+    prompts: Sequence[AnsweredPrompt],
+    trained: int,
+    target: int,
+    rng: np.random.Generator,
+) -> PromptSplit:
+    """Splits the prompts beyond the trained length and those within it, so that each part has both."""
+    prompts = [prompts[place] for place in rng.permutation(len(prompts))]
+    beyond = [prompt for prompt in prompts if len(prompt.ids) > trained]
+    within = [prompt for prompt in prompts if len(prompt.ids) <= trained]
+    what = f"`prompts` has {len(beyond)} prompts with {trained + 1} to {target} tokens"
+    test, validation = _checked_sizes(len(beyond), target, what)
+    end = test + validation
+    test_within, validation_within = _sizes(len(within), target)
+    end_within = test_within + validation_within
+    return PromptSplit(
+        train=beyond[end:] + within[end_within:],
+        validation=beyond[test:end] + within[test_within:end_within],
+        test=beyond[:test] + within[:test_within],
+        trained=trained,
+        rows=rows_per_step(evaluated.hardware),
+    )
 
 
 def with_answers(tokenizer: Any, items: Sequence[Item], shortest: int, longest: int) -> list[AnsweredPrompt]:

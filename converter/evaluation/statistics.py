@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from converter.evaluation.results import (
     WORTH_RATIO,
     Comparison,
     Shown,
-    Verdict,
     exp_of,
 )
 
@@ -36,18 +34,6 @@ IGNORED = 1e-9
 Interval = tuple[float, float]
 QUANTILES = float(stats.norm.isf((1 - CONFIDENCE) / 2) + stats.norm.ppf(POWER))
 """How many standard errors a gain must be for ``POWER``."""
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """What a comparison with the baseline shows, and how many items would show more."""
-
-    verdict: Verdict
-    comparison: Comparison
-    items: int
-    gain: float
-    """The gain that ``needed`` items would show: in the mean score, or 1 minus a ratio of perplexities."""
-    needed: int
 
 
 def summarise(metric: str, scores: Sequence[float]) -> tuple[float, float, float]:
@@ -141,17 +127,19 @@ def paired_interval(better: int, worse: int, items: int) -> Interval:
     return low * (fewest if low > 0 else most), high * (most if high > 0 else fewest)
 
 
-def conclude(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> Conclusion:
-    """Whether a candidate helps, does not, or whether these items, the same for the baseline, cannot tell."""
-    comparison = compare_scores(metric, scores, baseline)
-    verdict = comparison.verdict(metric, len(scores))
+def gain_to_show(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> tuple[float, int]:
+    """A gain that more items would show, and how many items that takes; the fewest are one more than these.
+
+    The gain is that which is worth a scaling (``WORTH``, for perplexity 1 minus ``WORTH_RATIO``), halved as
+    long as these items would have shown it already.
+    """
     differences = _differences(metric, scores, baseline)
     gain = 1 - WORTH_RATIO if metric == PERPLEXITY else WORTH
     needed = _needed(metric, differences, gain)
-    while needed <= len(scores):  # they would have shown it; so ask for a smaller one
+    while needed <= len(scores):
         gain /= 2
         needed = _needed(metric, differences, gain)
-    return Conclusion(verdict, comparison, len(scores), gain, needed)
+    return gain, needed
 
 
 def items_to_show(spread: float, gain: float) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 from converter.errors import UsageError
 from converter.evaluation.benchmark import Benchmark, doubling_lengths
-from converter.evaluation.comparison import RETRIEVAL, ByTask, ScoreTable
+from converter.evaluation.comparison import RETRIEVAL, ByTask, Conclusion, ScoreTable, conclude
 from converter.evaluation.evaluate import run_settings
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
 from converter.evaluation.results import (
@@ -32,7 +32,7 @@ from converter.evaluation.results import (
 from converter.evaluation.runner import choose
 from converter.evaluation.scalings import candidates, command
 from converter.evaluation.split import in_halves
-from converter.evaluation.statistics import Conclusion, conclude, power_text
+from converter.evaluation.statistics import power_text
 from converter.evaluation.tasks import AnyTask, make_tasks
 from converter.paths import listed
 from converter.progress import token_bar
@@ -184,26 +184,31 @@ def tune(
         lengths = doubling_lengths(trained, target_length)
         benchmark = Benchmark.prepare(evaluated, asked, files, lengths, items, seed, say)
         halves = in_halves(benchmark, trained, target_length)
-        finalists = 1 + bool(benchmark.tasks) + bool(benchmark.windows.size)
+        finalists = 1  # the baseline, the best by retrieval, and the best by perplexity
+        if benchmark.tasks:
+            finalists += 1
+        if benchmark.windows.size:
+            finalists += 1
         work = halves.validation.tokens * len(scalings) + halves.test.tokens * finalists
         say(_announcement(evaluated, halves.validation, len(scalings), work))
         say(_power(halves.test))
 
         names = _names(scalings)
         short = short_names(names.values())
-        with token_bar(short[names[baseline]], work, show=progress) as bar:
+        titles = {scaling: short[name] for scaling, name in names.items()}
+        with token_bar(titles[baseline], work, show=progress) as bar:
             test_scores = ScoreTable()
-            found = halves.test.measure(evaluated, baseline, bar, stop_at_failure=True)
-            test_scores.add(baseline, found)
-            test = halves.test.only(found)
+            baseline_scores = halves.test.measure(evaluated, baseline, bar, stop_at_failure=True)
+            test_scores.add(baseline, baseline_scores)
+            test = halves.test.only(baseline_scores)
 
             # A task that the model cannot do within the trained length tells nothing, so it does not choose.
-            failed = _failed(found, trained)
+            failed = _failed(baseline_scores, trained)
             validation = halves.validation.at_longest(without=failed)
             validation_scores = ScoreTable()
             if validation.tokens:
                 for scaling in scalings:
-                    bar.rename(short[names[scaling]])
+                    bar.rename(titles[scaling])
                     validation_scores.add(scaling, validation.measure(evaluated, scaling, bar))
 
             best = {}
@@ -211,22 +216,23 @@ def tune(
                 if validation_scores.pooled(baseline, measure) is not None:
                     best[measure] = _best(validation_scores, measure, scalings[1:])
             for scaling in dict.fromkeys(best.values()):
-                bar.rename(short[names[scaling]])
+                bar.rename(titles[scaling])
                 test_scores.add(scaling, test.measure(evaluated, scaling, bar))
             bar.rename("tuning")
         about = {evaluated.model.name: evaluated.describe(baseline)}
     seconds = time.monotonic() - started
 
     name = evaluated.model.name
-    chosen_by = validation_scores.measurements(name, baseline, names)
+    tried = validation_scores.measurements(name, baseline, names)
     curve = test_scores.measurements(name, baseline, names)
-    telling = test_scores.only([(task, length) for task, length in found if task not in failed])
+    telling = test_scores.without(failed)
+    choices = [_choice(measure, scaling, baseline, telling, trained) for measure, scaling in best.items()]
     result = Tuning(
         model=name,
         train_length=trained,
         target_length=target_length,
-        candidates=Results(chosen_by, about, settings, seconds),
-        choices=[_choice(measure, scaling, baseline, telling, trained) for measure, scaling in best.items()],
+        candidates=Results(tried, about, settings, seconds),
+        choices=choices,
         curve=Results(curve, about, settings, seconds),
         command=None,
         seconds=seconds,
@@ -299,19 +305,16 @@ def _best(scores: ScoreTable, measure: str, scalings: Sequence[Scaling]) -> Scal
 
 def _choice(measure: str, scaling: Scaling, baseline: Scaling, scores: ScoreTable, trained: int) -> Choice:
     """A scaling against the baseline: at the target by both measures, and at short range."""
-    longest: dict[str, int] = {}
-    for task, length in scores.places():
-        longest[task] = max(length, longest.get(task, 0))
-    at_target = scores.only(longest.items())
+    at_target = scores.at_longest()
     ours = at_target.pooled(scaling, measure)
     theirs = at_target.pooled(baseline, measure)
     assert ours is not None  # it was chosen by this measure
     assert theirs is not None
     other = PERPLEXITY if measure == RETRIEVAL else RETRIEVAL
 
-    within = [length for _, length in scores.places() if length <= trained]
+    within = [length for length in scores.lengths() if length <= trained]
     short = min(within, default=None)
-    at_short = scores.only([(task, length) for task, length in scores.places() if length == short])
+    at_short = scores.at_length(short)
     costs = {}
     for each in (RETRIEVAL, PERPLEXITY):
         cost = at_short.compared(baseline, scaling, each)
@@ -320,7 +323,7 @@ def _choice(measure: str, scaling: Scaling, baseline: Scaling, scores: ScoreTabl
     return Choice(
         measure=measure,
         scaling=scaling,
-        judgement=conclude(measure, ours.scores, theirs.scores),
+        judgement=conclude(theirs, ours),
         other=at_target.compared(baseline, scaling, other),
         short=short,
         at_short=costs,

@@ -1,7 +1,7 @@
 """Scores by scaling, task and length, and the one comparison of a candidate's scores with a baseline's.
 
-Only scores on the same items are compared. ``evaluate`` and ``tune`` do so here; a fit, which has losses of
-single answers, has a test of its own (``paired_test``).
+Only scores on the same items are compared. ``evaluate`` and ``tune`` do so here. A fit compares losses of
+answers by their probability, which takes another test: ``paired_test``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ class TaskScores:
 
     metric: Metric
     scores: tuple[float, ...]
-    """One for each item; see ``Measurement``, as for the next two."""
+    """One for each item; see ``Measurement``."""
     items: Hashable
     """Equal for equal prompts, texts or windows in the same order, token by token."""
     depths: tuple[float | None, ...] = ()
+    """See ``Measurement``, as for the next one."""
     positions: tuple[Bucket, ...] = ()
 
 

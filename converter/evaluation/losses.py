@@ -46,7 +46,8 @@ def window_losses(
     losses: NDArray[np.float64], predicted: NDArray[np.bool_], windows: int
 ) -> tuple[float, ...]:
     """The mean loss of each window's predicted tokens, from those of its pieces [pieces, tokens]."""
-    sums, counts = losses.reshape(windows, -1).sum(axis=1), predicted.reshape(windows, -1).sum(axis=1)
+    sums = losses.reshape(windows, -1).sum(axis=1)
+    counts = predicted.reshape(windows, -1).sum(axis=1)
     if not counts.all():
         raise UsageError(
             f"pieces of {losses.shape[1]} tokens leave out the only masked token of a text; give longer "
@@ -61,12 +62,10 @@ def by_position(
     """The mean loss by position, counted from ``first``; parts without a predicted token are left out."""
     width = losses.shape[1]
     edges = np.unique(np.linspace(0, width, min(BUCKETS, width) + 1).astype(int))
-    return tuple(
-        Bucket(
-            int(start) + first,
-            int(end) + first,
-            float(losses[:, start:end].sum() / predicted[:, start:end].sum()),
-        )
-        for start, end in pairwise(edges)
-        if predicted[:, start:end].any()
-    )
+    found = []
+    for start, end in pairwise(edges):
+        count = predicted[:, start:end].sum()
+        if count:
+            mean = float(losses[:, start:end].sum() / count)
+            found.append(Bucket(int(start) + first, int(end) + first, mean))
+    return tuple(found)

@@ -44,10 +44,10 @@ Shown = Literal["gain", "loss", "nothing"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A scaling compared with the run's first one, usually none, on the same items."""
+    """A candidate compared with a baseline, usually no scaling, on the same items."""
 
     difference: float
-    """For a score, this value minus the first one's; for perplexity, this value divided by that."""
+    """For a score, the candidate's value minus the baseline's; for perplexity, its value divided by that."""
     low: float
     high: float
     """95 % confidence interval of ``difference``."""
@@ -75,10 +75,10 @@ class Comparison:
         return self.shows == "loss"
 
     def verdict(self, metric: str, items: int) -> Verdict:
-        """What it shows, as a comparison of so many items with no scaling.
+        """What it shows, as a comparison of so many items.
 
-        The scaling helps if it is significantly better. It does not help if it is significantly worse, or if
-        the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
+        The candidate helps if it is significantly better. It does not help if it is significantly worse, or
+        if the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
         """
         if self.gains:
             return "helps"
@@ -193,12 +193,18 @@ class Results:
     def labels(self) -> Labels:
         """Short names for tables and legends: of the scaling if one model was measured, else of both."""
         rows = dict.fromkeys((each.model, each.scaling) for each in self.measurements)
-        models = [model for model, _ in rows]
+        models = {model for model, _ in rows}
         short = short_names(scaling for _, scaling in rows)
-        if len({*models}) == 1:
-            return {row: short[row[1]] for row in rows}
-        each_once = len({*models}) == len(models)
-        return {row: row[0] if each_once else f"{row[0]}: {short[row[1]]}" for row in rows}
+        labels = {}
+        for model, scaling in rows:
+            if len(models) == 1:
+                label = short[scaling]
+            elif len(models) == len(rows):
+                label = model
+            else:
+                label = f"{model}: {short[scaling]}"
+            labels[model, scaling] = label
+        return labels
 
     def table(self, task: str, labels: Labels | None = None, *, late: bool = False) -> str:
         """One task as Markdown: a row for each model and scaling, a column for each length.
@@ -260,8 +266,8 @@ class Results:
     def _title(self, task: str) -> str:
         """A task with its metric, and how many items it has."""
         found = self._of(task)
-        fewest, most = min(each.items for each in found), max(each.items for each in found)
-        number = str(most) if fewest == most else f"{fewest} to {most}"
+        counts = sorted({each.items for each in found})
+        number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
         metric = found[0].metric
         if task != PERPLEXITY:
             return f"{task} ({metric}, %; {number} items per length)"

@@ -1,7 +1,7 @@
-"""Parts of a benchmark: one to choose or learn by, and one that judges and takes no part in that.
+"""Parts of a benchmark. The test part takes no part in choosing or learning, and tells what came of it.
 
-``tune`` splits what it asks into halves, validation and test. ``fit`` splits its text and prompts into train,
-validation and test; these parts become batches.
+``tune`` splits what it asks into halves: validation, to choose by, and test. ``fit`` splits its text and
+prompts into train, to learn from, validation, to stop by, and test; these parts become batches.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ VALIDATION_TOKENS, TEST_TOKENS = 1 << 15, 1 << 17
 
 @dataclass(frozen=True)
 class Halves:
-    """What ``tune`` chooses by, and what it judges by."""
+    """The parts for ``tune``."""
 
     validation: Benchmark
-    """Half of what is asked at the longest lengths."""
+    """Half of what is asked at the longest lengths; it chooses."""
     test: Benchmark
     """The other half, and half of what is asked at shorter lengths."""
 
 
 def in_halves(benchmark: Benchmark, trained: int, target: int) -> Halves:
-    """The halves; raises ``UsageError`` if a task has too few items between both lengths."""
+    """The halves; raises ``UsageError`` if a task, or the text, has too little for two."""
     benchmark = benchmark.up_to(target)
     longest = benchmark.at_longest().material
     for name in benchmark.tasks:
@@ -77,15 +77,15 @@ def in_halves(benchmark: Benchmark, trained: int, target: int) -> Halves:
     if len(benchmark.windows) == 1:
         raise UsageError(f"`text` has only one window of {target} tokens; give twice as much text")
 
-    first: dict[tuple[str, int], Material] = {}
-    second: dict[tuple[str, int], Material] = {}
+    for_test: dict[tuple[str, int], Material] = {}
+    for_validation: dict[tuple[str, int], Material] = {}
     for place, found in benchmark.material.items():
         half = len(found) // 2
-        first[place] = found[0 : max(1, half)]
-        second[place] = found[half : len(found)]
+        for_test[place] = found[0 : max(1, half)]
+        for_validation[place] = found[half : len(found)]
     half = len(benchmark.windows) // 2
-    test = replace(benchmark, material=first, windows=benchmark.windows[:half])
-    validation = replace(benchmark, material=second, windows=benchmark.windows[half:])
+    test = replace(benchmark, material=for_test, windows=benchmark.windows[:half])
+    validation = replace(benchmark, material=for_validation, windows=benchmark.windows[half:])
     return Halves(validation.at_longest(), test)
 
 
@@ -195,7 +195,7 @@ class PromptSplit:
 
 
 Split = TextSplit | PromptSplit
-"""Data of one kind: train to learn from, validation to stop by, and test to judge the result by."""
+"""Data of one kind for ``fit``, in its three parts."""
 
 
 def train_validation_test(
@@ -289,7 +289,7 @@ def with_answers(tokenizer: Any, items: Sequence[Item], shortest: int, longest: 
     """
     found = []
     for item in items:
-        # Tokenised after a character like the prompt's last, which is then left out.
+        # The answer is tokenised after a character like the prompt's last, whose tokens are then left out.
         if tokenizer.decode(item.ids[-1:])[-1:].isspace():
             before, answer = "\n", item.answers[0]
         else:

@@ -475,7 +475,7 @@ def test_an_encoder_is_fitted_to_masked_tokens(
     written: tuple[Path, Path], run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its random weights are sure of what is wrong.
-    monkeypatch.setattr("converter.evaluation.paired_test.WORSE_THAN_GUESSING", math.inf)
+    monkeypatch.setattr("converter.evaluation.fit.WORSE_THAN_GUESSING", math.inf)
     source = tiny.ENCODERS["mosaic_bert"](tmp_path / "source", 4)
     options = {**OPTIONS, "steps": 1}
     with pytest.raises(UsageError, match="has no token that masks others"):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from converter.errors import UsageError
 from converter.evaluation.batches import masked_tokens, next_tokens
-from converter.evaluation.comparison import ByTask, TaskScores
+from converter.evaluation.comparison import Scores, TaskScores
 from converter.evaluation.embeddings import find
 from converter.evaluation.evaluated_model import LONGEST_PROMPT, EvaluatedModel
 from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
@@ -143,14 +143,14 @@ class Benchmark:
         advance: Advance = int,
         *,
         stop_at_failure: bool = False,
-    ) -> ByTask:
+    ) -> Scores:
         """The scores in all tasks at all lengths, for one model under one scaling.
 
         With ``stop_at_failure``, a task with no right answer at its shortest length stops there, if the
         trained length covers it: longer prompts would tell nothing.
         """
         trained = evaluated.model.trained.tokens or 0
-        found: ByTask = {}
+        found: Scores = {}
         for name, task in self.tasks.items():
             lengths = [length for task_name, length in self.material if task_name == name]
             for length in lengths:

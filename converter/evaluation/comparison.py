@@ -44,8 +44,8 @@ class Conclusion:
     needed: int
 
 
-ByTask = dict[tuple[str, int], TaskScores]
-"""(task, length in tokens) -> what was scored under one scaling."""
+Scores = dict[tuple[str, int], TaskScores]
+"""What was scored under one scaling: (task, length in tokens) -> scores."""
 
 
 def compare(baseline: TaskScores, candidate: TaskScores) -> Comparison | None:
@@ -97,13 +97,13 @@ class Cell(NamedTuple):
     """In tokens."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScoreTable:
     """What a model scored under several scalings, all on the same items."""
 
     cells: dict[Cell, TaskScores] = field(default_factory=dict)
 
-    def add(self, scaling: Scaling, found: ByTask) -> None:
+    def add(self, scaling: Scaling, found: Scores) -> None:
         for (task, length), scores in found.items():
             self.cells[Cell(scaling, task, length)] = scores
 

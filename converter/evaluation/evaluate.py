@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from converter.errors import UsageError
 from converter.evaluation.benchmark import Benchmark, default_lengths
-from converter.evaluation.comparison import ByTask, measurement
+from converter.evaluation.comparison import Scores, measurement
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
 from converter.evaluation.results import Measurement, Results
 from converter.evaluation.runner import choose
@@ -116,7 +116,7 @@ def evaluate(
     needs_lengths = not asked or bool(files or lengths) or not all(task.own_lengths for task in asked)
 
     measurements: list[Measurement] = []
-    baselines: ByTask = {}
+    baselines: Scores = {}
     described: dict[str, Mapping[str, Any]] = {}
     for model in listed(models):
         opened: AbstractContextManager[EvaluatedModel | Served]
@@ -153,7 +153,7 @@ def evaluate(
     return Results(measurements, described, settings, time.monotonic() - started)
 
 
-def _compared(model: str, scaling: str, found: ByTask, baselines: ByTask) -> list[Measurement]:
+def _compared(model: str, scaling: str, found: Scores, baselines: Scores) -> list[Measurement]:
     """The scores, compared with the first ones of their task and length, which ``baselines`` gathers."""
     measurements = []
     for (task, length), scores in found.items():

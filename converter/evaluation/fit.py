@@ -9,26 +9,28 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from converter import interrupts
 from converter.bytesize import bytes_text
 from converter.errors import UsageError
 from converter.evaluation.evaluate import run_settings
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
+from converter.evaluation.losses import pieces
 from converter.evaluation.optimizer import End, EvaluationPoint, optimise
 from converter.evaluation.paired_test import (
     ITEMS,
     PairedTest,
     check_gain,
-    check_text,
     parts_within,
     run_paired_tests,
 )
-from converter.evaluation.results import finite
+from converter.evaluation.results import WORSE_THAN_GUESSING, finite
 from converter.evaluation.runner import AUTO, Hardware, choose, free_memory
-from converter.evaluation.split import Split, rows_per_step, train_validation_test
+from converter.evaluation.split import Split, TextSplit, rows_per_step, train_validation_test
 from converter.evaluation.statistics import power_text
 from converter.evaluation.tasks import AnyTask, Task
-from converter.evaluation.trainable import TrainableAlibi, memory
+from converter.evaluation.trainable import TrainableAlibi, memory, row_losses
 from converter.paths import listed
 from converter.progress import steps as step_bar
 from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Scaling
@@ -165,7 +167,7 @@ def fit(
         splits = train_validation_test(
             evaluated, files, asked, trained, target_length, seed, say, static=static
         )
-        check_text(evaluated, splits)
+        _check_text(evaluated, splits)
         say(_announcement(evaluated, form, splits, target_length))
         say(_power(splits, static=static))
 
@@ -244,6 +246,26 @@ def _hardware(device: str | None, dtype: str | None, batch_size: int | None) -> 
     if dtype is None and chosen.device.type == "cuda":
         return choose("cuda", "bf16", batch_size)  # many checkpoints are stored in fp16
     return chosen
+
+
+def _check_text(evaluated: EvaluatedModel, splits: Sequence[Split]) -> None:
+    """Raises ``UsageError`` for a text that the model reads worse than guessing, within the trained length.
+
+    Slopes would be fitted to whatever confuses it least.
+    """
+    model = evaluated.scaled(evaluated.baseline)
+    guessing = math.log(model.config.vocab_size)
+    for split in splits:
+        if not isinstance(split, TextSplit):
+            continue
+        rows = pieces(split.validation, split.trained)
+        loss = float(np.mean(row_losses(model, split.batches(rows))))
+        if loss > guessing + WORSE_THAN_GUESSING:
+            raise UsageError(
+                f"{evaluated.model.name} does not understand `text`: its loss is {loss:.1f} nats a token "
+                f"at {split.trained} tokens, and guessing would give {guessing:.1f}; give text of the kind "
+                "that it was trained on"
+            )
 
 
 def _announcement(evaluated: EvaluatedModel, form: Scaling, splits: Sequence[Split], target: int) -> str:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from converter.errors import NoGain, UsageError
+from converter.errors import NoGain
 from converter.evaluation.evaluated_model import EvaluatedModel
-from converter.evaluation.losses import pieces
-from converter.evaluation.results import FEWEST, SIGNIFICANT, WORSE_THAN_GUESSING, WORTH_RATIO, Verdict
-from converter.evaluation.split import ONE_IN_TEST, Split, TextSplit, most_test_items
+from converter.evaluation.results import FEWEST, SIGNIFICANT, WORTH_RATIO, Verdict
+from converter.evaluation.split import ONE_IN_TEST, Split, most_test_items
 from converter.evaluation.statistics import items_to_show, permutation_p, t_interval
 from converter.evaluation.trainable import row_losses
 from converter.scaling.scaling import Scaling
@@ -50,26 +49,6 @@ class PairedTest:
     """Items that would show the gain that was seen, or one of ``SMALL`` if none was."""
     harms: bool
     """Whether they are worse by more than chance, or not a number."""
-
-
-def check_text(evaluated: EvaluatedModel, splits: Sequence[Split]) -> None:
-    """Raises ``UsageError`` for a text that the model reads worse than guessing, within the trained length.
-
-    Slopes would be fitted to whatever confuses it least.
-    """
-    model = evaluated.scaled(evaluated.baseline)
-    guessing = math.log(model.config.vocab_size)
-    for split in splits:
-        if not isinstance(split, TextSplit):
-            continue
-        rows = pieces(split.validation, split.trained)
-        loss = float(np.mean(row_losses(model, split.batches(rows))))
-        if loss > guessing + WORSE_THAN_GUESSING:
-            raise UsageError(
-                f"{evaluated.model.name} does not understand `text`: its loss is {loss:.1f} nats a token "
-                f"at {split.trained} tokens, and guessing would give {guessing:.1f}; give text of the kind "
-                "that it was trained on"
-            )
 
 
 def parts_within(splits: Sequence[Split], *, static: bool) -> list[tuple[Split, Any]]:

@@ -97,7 +97,8 @@ class Served:
 
         def ask(ids: list[int]) -> NDArray[np.float64]:
             logprobs = self._ask(ids, max_tokens=1, echo=True, logprobs=0).logprobs
-            found = (logprobs and logprobs.token_logprobs) or []
+            found = logprobs.token_logprobs if logprobs else None
+            found = found or []
             if len(found) < len(ids) or None in found[1 : len(ids)]:
                 raise ServerError(
                     f"the server at {self.url} gives no log-probabilities of a prompt (`echo` with "
@@ -137,7 +138,9 @@ class Served:
         Raises ``VerificationError`` for a server that computes the unscaled model.
         """
         scaling, trained = self.model.scaling, self.model.trained.tokens
-        start = trained or 0 if scaling.dynamic else 0
+        start = 0
+        if scaling.dynamic and trained:
+            start = trained
         ids = ids[: 2 * trained if trained else MOST_TOKENS]
         weights = self.model.source.weights()
         size = sum(each or 0 for each in weights.values())

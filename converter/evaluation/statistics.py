@@ -122,9 +122,12 @@ def paired_interval(better: int, worse: int, items: int) -> Interval:
     product. So the interval leaves out 0 exactly if McNemar's exact test gives p < 0.05. It never has width
     zero, and covers the true difference in at least 95 % of all samples (tested by enumeration).
     """
-    low, high = (2 * share - 1 for share in _clopper_pearson(better, better + worse))
+    least_better, most_better = _clopper_pearson(better, better + worse)
     fewest, most = _clopper_pearson(better + worse, items)
-    return low * (fewest if low > 0 else most), high * (most if high > 0 else fewest)
+    low, high = 2 * least_better - 1, 2 * most_better - 1
+    low *= fewest if low > 0 else most
+    high *= most if high > 0 else fewest
+    return low, high
 
 
 def gain_to_show(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> tuple[float, int]:

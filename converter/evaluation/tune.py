@@ -18,7 +18,7 @@ import numpy as np
 
 from converter.errors import UsageError
 from converter.evaluation.benchmark import Benchmark, doubling_lengths
-from converter.evaluation.comparison import RETRIEVAL, ByTask, Conclusion, ScoreTable, conclude
+from converter.evaluation.comparison import RETRIEVAL, Conclusion, Scores, ScoreTable, conclude
 from converter.evaluation.evaluate import run_settings
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
 from converter.evaluation.results import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from converter.model.open import SourceOptions
 
-ITEMS = 100
+DEFAULT_ITEMS = 100
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def tune(
     *,
     tasks: Sequence[AnyTask | str] = (),
     text: str | Path | Sequence[str | Path] = (),
-    items: int = ITEMS,
+    items: int = DEFAULT_ITEMS,
     slopes: str | Path | None = None,
     seed: int = 0,
     device: str | None = None,
@@ -280,7 +280,7 @@ def _power(test: Benchmark) -> str:
     return f"kept back to judge by: {'; '.join(parts)}"
 
 
-def _failed(found: ByTask, trained: int) -> list[str]:
+def _failed(found: Scores, trained: int) -> list[str]:
     """The tasks without a right answer at a length within the trained one."""
     failed = []
     for (task, length), scores in found.items():

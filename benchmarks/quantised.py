@@ -33,7 +33,8 @@ import text_task
 import train_encoders
 
 from converter import OnnxOptions, convert, export
-from converter.evaluation.statistics import compare, summarise
+from converter.evaluation.statistics import compare_scores as compare
+from converter.evaluation.statistics import summarise
 from converter.evaluation.tasks import scores as scores_of
 
 GRAPHS = {

@@ -29,10 +29,11 @@ from converter import convert, fit
 from converter.errors import NoGain
 from converter.evaluation.embeddings import embed, rank
 from converter.evaluation.evaluate import evaluate
+from converter.evaluation.evaluated_model import open_evaluated_model as open_subject
 from converter.evaluation.results import Measurement, Results
 from converter.evaluation.runner import choose
-from converter.evaluation.statistics import compare, summarise
-from converter.evaluation.subject import open_subject
+from converter.evaluation.statistics import compare_scores as compare
+from converter.evaluation.statistics import summarise
 from converter.evaluation.tasks.beir import Beir
 from converter.evaluation.tasks.scores import ndcg
 from converter.evaluation.tasks.task import Collection

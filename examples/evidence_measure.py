@@ -15,10 +15,10 @@ from evidence_design import EXAMPLES, LENGTHS, NONE, TRAINED_LENGTH, Model
 from lines_task import prompts_as_json
 from text_task import read_corpus
 
+from converter.evaluation.benchmark import doubling_lengths as ladder
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import Measurement, Results
-from converter.evaluation.scalings import ladder
-from converter.evaluation.statistics import compare
+from converter.evaluation.statistics import compare_scores as compare
 from converter.evaluation.tasks import make_task
 
 ROOT = EXAMPLES.parent

@@ -33,7 +33,7 @@ from evidence_design import (
 )
 
 from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results
-from converter.evaluation.statistics import compare
+from converter.evaluation.statistics import compare_scores as compare
 from converter.scaling.scaling import short_names
 from converter.scaling.slopes import NATS
 

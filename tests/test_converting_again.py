@@ -28,9 +28,9 @@ from transformers import (
 )
 
 from converter import SourceError, convert, inspect, tune, validate
+from converter.evaluation.evaluated_model import open_evaluated_model
 from converter.evaluation.runner import choose
-from converter.evaluation.statistics import compare
-from converter.evaluation.subject import open_subject
+from converter.evaluation.statistics import compare_scores
 from tests import reference, tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.patched import config_of, fitted_scaling, tempered
@@ -342,14 +342,14 @@ def test_a_tuned_model_is_compared_with_itself(saved: Path, converted: Path) -> 
     """What scales it is judged against the scaling that it was trained with."""
     assert inspect(saved).alibi_scaling == {"type": "ntk", "factor": 2.0}
     for folder, baseline in ((saved, "ntk, factor 2"), (converted, "none")):
-        with open_subject(folder, choose("cpu", None, None)) as subject:
-            assert str(subject.baseline) == baseline
-            assert subject.stretched_to(64) == 32
-            assert not subject.other_code
+        with open_evaluated_model(folder, choose("cpu", None, None)) as evaluated:
+            assert str(evaluated.baseline) == baseline
+            assert evaluated.stretched_to(64) == 32
+            assert not evaluated.other_code
     with (saved / "modeling_ntk_bloom.py").open("a") as file:
         file.write("raise SystemExit\n")
-    with open_subject(saved, choose("cpu", None, None)) as subject:
-        assert subject.other_code
+    with open_evaluated_model(saved, choose("cpu", None, None)) as evaluated:
+        assert evaluated.other_code
 
 
 @pytest.mark.parametrize("items", [4, 8])
@@ -365,7 +365,7 @@ def test_tuning_compares_with_the_scaling_that_a_model_was_tuned_with(
     assert [*at_target] == [str(found.baseline), str(choice.scaling)]
     stock, best = at_target.values()
     assert stock.items == items // 2
-    assert choice.judgement.comparison == compare("perplexity", best.scores, stock.scores)
+    assert choice.judgement.comparison == compare_scores("perplexity", best.scores, stock.scores)
     assert choice.judgement.comparison == best.comparison
     assert choice.at_short["perplexity"].better + choice.at_short["perplexity"].worse == items // 2
 

@@ -18,13 +18,13 @@ from sklearn.metrics import ndcg_score
 
 from converter import convert
 from converter.errors import SourceError, UnsupportedModel, UsageError
+from converter.evaluation.batches import masked_tokens
 from converter.evaluation.embeddings import embed, pooling_of, rank
 from converter.evaluation.evaluate import evaluate
+from converter.evaluation.evaluated_model import open_evaluated_model
 from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.runner import choose, losses
-from converter.evaluation.samples import masked_tokens
-from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir
 from converter.evaluation.tasks.scores import CUTOFF
 from converter.evaluation.tasks.task import Collection
@@ -126,9 +126,9 @@ def test_embeddings_are_the_reference_s(family: str, tmp_path: Path) -> None:
     scaling = Scaling("ntk", dynamic="length", train_length=TRAINED)
     convert(folder, tmp_path / "out", method="ntk", dynamic="length", train_length=TRAINED, verify=False)
     config, (_, tensors) = config_of(tmp_path / "out"), tiny.read(tmp_path / "out")
-    with open_subject(folder, CPU, train_length=TRAINED) as subject:
-        ids = [tuple(subject.tokenizer(text)["input_ids"]) for text in TEXTS]
-        scaled, hardware = subject.scaled(scaling), choose("cpu", "fp32", 2)
+    with open_evaluated_model(folder, CPU, train_length=TRAINED) as evaluated:
+        ids = [tuple(evaluated.tokenizer(text)["input_ids"]) for text in TEXTS]
+        scaled, hardware = evaluated.scaled(scaling), choose("cpu", "fp32", 2)
         states = [REFERENCES[family].trunk(config, tensors, np.array([text]), None).hidden[0] for text in ids]
         for modes in (("mean",), ("cls",), ("max",), ("lasttoken", "weightedmean")):
             advanced: list[int] = []
@@ -216,11 +216,11 @@ def test_a_folder_of_beir_gets_the_ndcg_of_the_reference_s_vectors(tmp_path: Pat
 
 def test_masked_losses_are_the_reference_s(source: Path, tmp_path: Path) -> None:
     _, tensors = tiny.read(source)
-    with open_subject(source, CPU, train_length=TRAINED) as subject:
-        windows = read_windows(subject.tokenizer, [text_file(tmp_path / "text")], 96, 3)
-        chosen, mask = masked_positions(windows), subject.mask
+    with open_evaluated_model(source, CPU, train_length=TRAINED) as evaluated:
+        windows = read_windows(evaluated.tokenizer, [text_file(tmp_path / "text")], 96, 3)
+        chosen, mask = masked_positions(windows), evaluated.mask
         assert mask == int(MASK[1:])
-        model = subject.scaled(UNSCALED)
+        model = evaluated.scaled(UNSCALED)
         for length in (96, 24):
             cut, hidden = pieces(windows, length), pieces(chosen, length)
             found = losses(model, CPU, masked_tokens(cut, hidden, mask))

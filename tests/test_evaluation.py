@@ -28,17 +28,16 @@ from converter import convert, tune
 from converter.config import ROTARY, SOURCE_CONFIG
 from converter.errors import ConverterError, SourceError, UsageError
 from converter.evaluation import trainable
+from converter.evaluation.batches import Batch, masked_tokens, next_tokens
 from converter.evaluation.evaluate import evaluate
+from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
 from converter.evaluation.losses import BUCKETS, by_position, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.runner import Hardware, choose, complete, losses
-from converter.evaluation.samples import masked_tokens, next_tokens
-from converter.evaluation.scalings import trials
-from converter.evaluation.statistics import compare, summarise
-from converter.evaluation.subject import Subject, open_subject
+from converter.evaluation.scalings import grid
+from converter.evaluation.statistics import compare_scores, summarise
 from converter.evaluation.tasks import make_task
 from converter.evaluation.tasks.task import Item, Task
-from converter.evaluation.trainable import Batch
 from converter.families.templates import templates_folder
 from converter.scaling.request import RAMP, Defaults, Request, TrainLength
 from converter.scaling.scaling import UNSCALED, Scaling
@@ -81,7 +80,7 @@ def measured(
     scaling: str, metric: Any, scores: Sequence[float], stock: Sequence[float] = (), **changes: Any
 ) -> Measurement:
     """Of a model m, at 8 tokens; compared with ``stock`` if that is given."""
-    comparison = compare(metric, scores, stock) if stock else None
+    comparison = compare_scores(metric, scores, stock) if stock else None
     values = summarise(metric, scores)
     found = Measurement("m", scaling, metric, metric, 8, tuple(scores), *values, comparison=comparison)
     return replace(found, **changes)
@@ -107,21 +106,21 @@ def test_losses_are_the_reference_s(converted: Convert, tmp_path: Path, family: 
     folder = converted(family, 12, scaling)
     ids = tiny.token_ids(3, 60)
     expected = reference_losses(folder, family, ids)
-    with open_subject(tmp_path / "source", CPU, train_length=TRAIN_LENGTH) as subject:
-        subject.scaled(Scaling("ntk", 7.0))  # an earlier scaling must leave no trace
-        wanted = subject.model.resolve(Request(**SCALINGS[scaling]))
-        assert np.abs(decoded(subject.scaled(wanted), ids) - expected).max() < 1e-4
-    with open_subject(folder, CPU) as subject:
-        assert subject.model.scaling == wanted
-        assert np.abs(decoded(subject.scaled(wanted), ids) - expected).max() < 1e-4
+    with open_evaluated_model(tmp_path / "source", CPU, train_length=TRAIN_LENGTH) as evaluated:
+        evaluated.scaled(Scaling("ntk", 7.0))  # an earlier scaling must leave no trace
+        wanted = evaluated.model.resolve(Request(**SCALINGS[scaling]))
+        assert np.abs(decoded(evaluated.scaled(wanted), ids) - expected).max() < 1e-4
+    with open_evaluated_model(folder, CPU) as evaluated:
+        assert evaluated.model.scaling == wanted
+        assert np.abs(decoded(evaluated.scaled(wanted), ids) - expected).max() < 1e-4
 
 
 def test_losses_do_not_depend_on_how_they_are_cut(
     pristine: Pristine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = tiny.token_ids(5, 40)
-    with open_subject(pristine("jais"), CPU) as subject:
-        model = subject.scaled(subject.model.scaling)
+    with open_evaluated_model(pristine("jais"), CPU) as evaluated:
+        model = evaluated.scaled(evaluated.model.scaling)
         whole = decoded(model, ids)
         monkeypatch.setattr("converter.evaluation.trainable.LOGITS_AT_ONCE", 3 * tiny.VOCAB_SIZE)
         advanced: list[int] = []
@@ -138,9 +137,9 @@ def test_continuations_are_those_of_transformers(converted: Convert, tmp_path: P
     )
     prompts = [tuple(row[: 50 - 9 * number].tolist()) for number, row in enumerate(tiny.token_ids(5, 50))]
     model = load(folder)
-    with open_subject(tmp_path / "source", CPU, train_length=TRAIN_LENGTH) as subject:
-        tokenizer = subject.tokenizer
-        scaled = subject.scaled(subject.model.resolve(Request(**SCALINGS["ntk-position"])))
+    with open_evaluated_model(tmp_path / "source", CPU, train_length=TRAIN_LENGTH) as evaluated:
+        tokenizer = evaluated.tokenizer
+        scaled = evaluated.scaled(evaluated.model.resolve(Request(**SCALINGS["ntk-position"])))
         found = complete(scaled, tokenizer, replace(CPU, batch_size=2), prompts, 6)
     for prompt, text in zip(prompts, found, strict=True):
         tokens = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False)[0, len(prompt) :]
@@ -159,12 +158,12 @@ def test_a_model_is_spread_over_cpu_and_disk(
     for device in ("cpu", "auto"):
         if device == "auto":
             monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free, total=free))
-        with open_subject(source, choose(device, "fp32", None)) as subject:
-            batch = next_tokens(ids) if subject.model.decoder else masked_tokens(ids, ids % 3 == 0, 5)
-            found.append(subject.losses(scaling, batch))
-            if subject.model.decoder:
-                found.append(subject.complete(scaling, [tuple(row.tolist()) for row in ids], 4))
-            devices.append(subject.describe(scaling)["device"])
+        with open_evaluated_model(source, choose(device, "fp32", None)) as evaluated:
+            batch = next_tokens(ids) if evaluated.model.decoder else masked_tokens(ids, ids % 3 == 0, 5)
+            found.append(evaluated.losses(scaling, batch))
+            if evaluated.model.decoder:
+                found.append(evaluated.complete(scaling, [tuple(row.tolist()) for row in ids], 4))
+            devices.append(evaluated.describe(scaling)["device"])
     half = len(found) // 2
     assert np.abs(found[0] - found[half]).max() < 1e-5
     assert found[1:half] == found[half + 1 :]
@@ -209,19 +208,19 @@ def test_weights_are_hashed_once_at_most(
 
     monkeypatch.setattr("converter.source.source.check_digest", compared)
     monkeypatch.setattr("converter.weights.transfer.check_digest", compared)
-    monkeypatch.setattr("converter.evaluation.subject.sha256", Mock(side_effect=AssertionError))
-    with open_subject(source, CPU) as subject:
-        assert subject.baseline == UNSCALED
+    monkeypatch.setattr("converter.evaluation.evaluated_model.sha256", Mock(side_effect=AssertionError))
+    with open_evaluated_model(source, CPU) as evaluated:
+        assert evaluated.baseline == UNSCALED
         for factor in (1.0, 2.0, 4.0):
-            subject.scaled(Scaling("ntk", factor))
+            evaluated.scaled(Scaling("ntk", factor))
     assert hashed == [weights]
 
 
 def test_the_source_s_code_is_not_run(make_source: MakeSource) -> None:
     source = make_source("mpt", {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}})
     (source / "modeling_own.py").write_text("raise SystemExit('run')")
-    with open_subject(source, CPU) as subject:
-        assert type(subject.scaled(subject.model.scaling)).__name__ == "NtkMptForCausalLM"
+    with open_evaluated_model(source, CPU) as evaluated:
+        assert type(evaluated.scaled(evaluated.model.scaling)).__name__ == "NtkMptForCausalLM"
 
 
 EVIL = "import pathlib; pathlib.Path(__file__).with_name('was-run').touch()\nclass BaichuanTokenizer: pass\n"
@@ -235,7 +234,7 @@ def test_no_code_that_a_tokenizer_names_is_run(converted: Convert) -> None:
     (folder / "evil.py").write_text(EVIL)
     (folder / "tokenizer.model").touch()
     (folder / TEMPLATE).write_bytes((templates_folder() / TEMPLATE).read_bytes())
-    with contextlib.suppress(ConverterError), open_subject(folder, CPU):
+    with contextlib.suppress(ConverterError), open_evaluated_model(folder, CPU):
         pass
     assert not (folder / "was-run").exists()
 
@@ -247,8 +246,8 @@ def test_a_converted_rotary_model_must_be_what_its_record_says(tmp_path: Path) -
     AutoModelForCausalLM.from_pretrained(source).save_pretrained(source, max_shard_size="20kB")
     (source / "model.safetensors").unlink()
     convert(source, folder, scale=2)
-    with open_subject(folder, CPU) as subject:
-        subject.scaled(subject.model.scaling)
+    with open_evaluated_model(folder, CPU) as evaluated:
+        evaluated.scaled(evaluated.model.scaling)
     config = json.loads((folder / "config.json").read_text())
     (folder / "evil.py").write_text(EVIL)
     (folder / TEMPLATE).touch()
@@ -258,15 +257,15 @@ def test_a_converted_rotary_model_must_be_what_its_record_says(tmp_path: Path) -
         {"rope_theta": 77.0, "rope_parameters": None},
     ):
         (folder / "config.json").write_text(json.dumps(config | hostile))
-        with pytest.raises(ConverterError), open_subject(folder, CPU) as subject:
-            subject.scaled(subject.model.scaling)
+        with pytest.raises(ConverterError), open_evaluated_model(folder, CPU) as evaluated:
+            evaluated.scaled(evaluated.model.scaling)
     for left_out in (
         {"_attn_implementation": "nobody/evil-kernel"},
         {"quantization_config": {"quant_method": "gptq"}},  # whose weights are floating point
     ):
         (folder / "config.json").write_text(json.dumps(config | left_out))
-        with open_subject(folder, CPU) as subject:
-            subject.scaled(subject.model.scaling)
+        with open_evaluated_model(folder, CPU) as evaluated:
+            evaluated.scaled(evaluated.model.scaling)
     assert not (folder / "was-run").exists()
 
 
@@ -274,21 +273,21 @@ def test_what_a_rotary_model_has_read_before_changes_nothing(tmp_path: Path) -> 
     """By itself, transformers' dynamic scaling would keep the frequencies of the longest text so far."""
     source = rotary.rotary(tmp_path / "source")
     short, long = tiny.token_ids(2, rotary.LENGTH), tiny.token_ids(2, 4 * rotary.LENGTH)
-    with open_subject(source, CPU) as subject:
-        model = subject.scaled(Scaling("ntk", dynamic="length", train_length=rotary.LENGTH))
-        assert subject.hardware.rows(1) == 1
-        first = decoded(model, short, subject.hardware)
-        decoded(model, long, subject.hardware)
-        assert np.array_equal(decoded(model, short, subject.hardware), first)
+    with open_evaluated_model(source, CPU) as evaluated:
+        model = evaluated.scaled(Scaling("ntk", dynamic="length", train_length=rotary.LENGTH))
+        assert evaluated.hardware.rows(1) == 1
+        first = decoded(model, short, evaluated.hardware)
+        decoded(model, long, evaluated.hardware)
+        assert np.array_equal(decoded(model, short, evaluated.hardware), first)
         prompts = [tuple(row[:40].tolist()) for row in short]
-        alone = complete(model, subject.tokenizer, subject.hardware, prompts, 4)
+        alone = complete(model, evaluated.tokenizer, evaluated.hardware, prompts, 4)
         longer = tuple(long[0].tolist())
-        assert complete(model, subject.tokenizer, subject.hardware, [longer, *prompts], 4)[1:] == alone
+        assert complete(model, evaluated.tokenizer, evaluated.hardware, [longer, *prompts], 4)[1:] == alone
 
 
 def test_text_ends_where_the_model_ends_it(pristine: Pristine) -> None:
-    with open_subject(pristine("bloom"), CPU) as subject:
-        model, tokenizer = subject.scaled(subject.model.scaling), subject.tokenizer
+    with open_evaluated_model(pristine("bloom"), CPU) as evaluated:
+        model, tokenizer = evaluated.scaled(evaluated.model.scaling), evaluated.tokenizer
         prompts = [tuple(row.tolist()) for row in tiny.token_ids(4, 20)]
         whole = [text.split() for text in complete(model, tokenizer, CPU, prompts, 8)]
         end = whole[0][3]
@@ -305,9 +304,9 @@ def test_text_ends_where_the_model_ends_it(pristine: Pristine) -> None:
 def test_a_rotary_model_is_converted_for_each_scaling(tmp_path: Path) -> None:
     source = rotary.rotary(tmp_path / "source")
     ids = tiny.token_ids(2, 100)
-    with open_subject(source, CPU) as subject:
+    with open_evaluated_model(source, CPU) as evaluated:
         for scaling in (UNSCALED, Scaling("ntk", 3.0), Scaling("linear", 2.0)):
-            found = decoded(subject.scaled(scaling), ids)
+            found = decoded(evaluated.scaled(scaling), ids)
             changes = {
                 "none": {},
                 "ntk": {"rope_theta": 10000.0 * 3.0 ** (16 / 14)},
@@ -448,7 +447,7 @@ def test_perplexity_has_a_t_interval() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=40))
 def test_pairs_are_compared_by_the_exact_sign_test(pairs: list[tuple[bool, bool]]) -> None:
     ours, theirs = [float(one) for one, _ in pairs], [float(other) for _, other in pairs]
-    found = compare("accuracy", ours, theirs)
+    found = compare_scores("accuracy", ours, theirs)
     better = sum(one > other for one, other in pairs)
     worse = sum(one < other for one, other in pairs)
     assert (found.better, found.worse) == (better, worse)
@@ -457,7 +456,7 @@ def test_pairs_are_compared_by_the_exact_sign_test(pairs: list[tuple[bool, bool]
     assert found.p == pytest.approx(min(1.0, 2 * tail))
     assert found.difference == pytest.approx((better - worse) / len(pairs))
     assert found.low <= found.difference <= found.high
-    lower = compare(PERPLEXITY, [1.0, 1.1, 1.2], [1.5, 1.4, 1.1])
+    lower = compare_scores(PERPLEXITY, [1.0, 1.1, 1.2], [1.5, 1.4, 1.1])
     assert (lower.better, lower.worse) == (2, 1)
     assert lower.difference == pytest.approx(math.exp(-0.7 / 3))
 
@@ -466,7 +465,7 @@ def test_pairs_are_compared_by_the_exact_sign_test(pairs: list[tuple[bool, bool]
 
 
 def test_the_scalings_are_the_cross_product() -> None:
-    found = trials(["ntk", "none", "linear"], [2, 4], ["position"], [1, 2], 256)
+    found = grid(["ntk", "none", "linear"], [2, 4], ["position"], [1, 2], 256)
     trained = TrainLength(256, "told")
     defaults = Defaults("position", "by-parts", RAMP)
     names = [str(request.resolve(trained, "a model", defaults)) for request in found]
@@ -474,7 +473,7 @@ def test_the_scalings_are_the_cross_product() -> None:
     assert len(names) == len(set(names)) == 1 + 2 * (2 + 2)
     assert "linear, position-dynamic, rate 2 from 256 tokens" in names
     ramps = [(0.125, 0.5), (0.25, 1.0)]  # of by-parts alone
-    found = trials(["ntk", "by-parts"], [4], ramps=ramps)
+    found = grid(["ntk", "by-parts"], [4], ramps=ramps)
     assert [(each.method, each.ramp) for each in found] == [
         ("ntk", None),
         *(("by-parts", ramp) for ramp in ramps),
@@ -494,7 +493,7 @@ def test_the_scalings_are_the_cross_product() -> None:
 )
 def test_scalings_that_cannot_be_meant(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        trials(**arguments)
+        grid(**arguments)
 
 
 # Results
@@ -583,7 +582,7 @@ def test_the_first_scaling_is_what_others_are_compared_with(results: Results) ->
     assert [each.comparison for each in results.measurements[:4]] == [None] * 4
     for first, each in zip(results.measurements[:4], results.measurements[4:], strict=True):
         assert (each.task, each.length) == (first.task, first.length)
-        assert each.comparison == compare(each.metric, each.scores, first.scores)
+        assert each.comparison == compare_scores(each.metric, each.scores, first.scores)
 
 
 def test_models_are_compared_only_on_the_same_prompts(tmp_path: Path) -> None:
@@ -601,6 +600,22 @@ def test_models_are_compared_only_on_the_same_prompts(tmp_path: Path) -> None:
         found = evaluate([other, EXAMPLE], tasks=[task], lengths=[20], items=3, train_length=256)
         assert [each.model for each in found.measurements] == ["other", "tiny-bloom"]
         assert (found.measurements[1].comparison is not None) == compared
+
+
+def test_models_are_compared_only_on_windows_of_the_same_length(pristine: Pristine, tmp_path: Path) -> None:
+    """A short text is the same tokens for both, but in six windows of 40 and in three of 80."""
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{number % 50 + 4}" for number in range(245)))
+    models = []
+    for trained in (10, 20):
+        models.append(tmp_path / str(trained))
+        convert(pristine("mpt"), models[-1], method="none", train_length=trained, verify=False)
+    found = evaluate(models, text=text).measurements
+    assert [(each.length, each.items) for each in found] == [
+        *((length, 6) for length in (10, 20, 40)),
+        *((length, 3) for length in (20, 40, 80)),
+    ]
+    assert all(each.comparison is None for each in found)
 
 
 def test_the_table_has_every_value(results: Results) -> None:
@@ -848,7 +863,7 @@ def test_nothing_is_left_and_the_source_is_not_touched(
         (KeyboardInterrupt("x"), pytest.raises(KeyboardInterrupt)),
         (torch.OutOfMemoryError(), pytest.raises(UsageError, match="enough memory")),
     ):
-        monkeypatch.setattr(Subject, "scaled", Mock(side_effect=error))
+        monkeypatch.setattr(EvaluatedModel, "scaled", Mock(side_effect=error))
         with raised:
             evaluate([source], items=3, **options)
     assert list(temporary.iterdir()) == []
@@ -862,9 +877,9 @@ def test_a_gpu_gives_what_the_cpu_gives(pristine: Pristine) -> None:
     prompts = [tuple(row[:40].tolist()) for row in ids]
     found = []
     for hardware in (CPU, choose("cuda", "fp32", None)):
-        with open_subject(pristine("mpt"), hardware) as subject:
-            model = subject.scaled(Scaling("ntk", 4.0))
-            texts = complete(model, subject.tokenizer, hardware, prompts, 4)
+        with open_evaluated_model(pristine("mpt"), hardware) as evaluated:
+            model = evaluated.scaled(Scaling("ntk", 4.0))
+            texts = complete(model, evaluated.tokenizer, hardware, prompts, 4)
             found.append((decoded(model, ids, hardware), texts))
     assert np.abs(found[0][0] - found[1][0]).max() < 1e-3
     assert found[0][1] == found[1][1]

@@ -20,15 +20,16 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from converter import convert, evaluate, fit
 from converter.errors import NoGain, UsageError
-from converter.evaluation import descent
-from converter.evaluation.descent import Descent, descend
-from converter.evaluation.held_out import Judged, check_gain, judged
+from converter.evaluation import optimizer
+from converter.evaluation.batches import IGNORE, AnsweredPrompt, answers, masked_tokens, next_tokens
 from converter.evaluation.losses import masked_positions
-from converter.evaluation.samples import Answered, Windows, answers, masked_tokens, next_tokens
+from converter.evaluation.optimizer import Optimisation, optimise
+from converter.evaluation.paired_test import PairedTest, check_gain, paired_test
+from converter.evaluation.split import TextSplit
 from converter.evaluation.statistics import fewest_shown, items_to_show
 from converter.evaluation.tasks import make_task
 from converter.evaluation.tasks.beir import Beir
-from converter.evaluation.trainable import IGNORE, TrainableAlibi, attached, losses, memory
+from converter.evaluation.trainable import TrainableAlibi, attached, losses, memory
 from converter.scaling.scaling import Scaling, read_scaling
 from tests import tiny
 from tests.conftest import Refused, RunCli, edit_json
@@ -106,7 +107,7 @@ def test_gradients_are_the_slopes_of_the_reference_s_loss(name: str, tmp_path: P
 
 
 def test_what_is_predicted() -> None:
-    batch = answers([Answered((5, 6, 7, 8), 3), Answered((4, 9), 1)])
+    batch = answers([AnsweredPrompt((5, 6, 7, 8), 3), AnsweredPrompt((4, 9), 1)])
     assert batch.ids.tolist() == [[5, 6, 7, 8], [4, 9, 0, 0]]
     assert batch.targets.tolist() == [[IGNORE, IGNORE, 8, IGNORE], [9, IGNORE, IGNORE, IGNORE]]
     assert next_tokens(np.array([[5, 6, 7]])).targets.tolist() == [[6, 7, IGNORE]]
@@ -114,35 +115,35 @@ def test_what_is_predicted() -> None:
 
 def test_masked_tokens_are_predicted() -> None:
     ids = tiny.token_ids(50, 4)
-    samples = Windows(ids, ids, ids, (4,), lambda _: 50, mask=1)
-    [batch] = samples.kept(ids)
+    split = TextSplit(ids, ids, ids, 2, (4,), lambda _: 50, mask=1)
+    [batch] = split.batches(ids)
     hidden = batch.targets != IGNORE
     assert hidden.any(dim=1).all()
     assert (batch.ids[hidden] == 1).all()
     assert torch.equal(torch.where(hidden, batch.targets, batch.ids), torch.from_numpy(ids))
 
 
-# --- the descent
+# --- the optimizer
 
 
 class Known:
-    """Samples whose loss is known: the parts are not read."""
+    """A split whose loss is known: the parts are not read."""
 
-    name, predicted, stopping, judging = "known", 10**9, None, None
+    name, training_tokens, validation, test = "known", 10**9, None, None
 
-    def draw(self, _: Any) -> Any:
+    def draw_batch(self, _: Any) -> Any:
         return next_tokens(np.zeros((1, 2), dtype=np.int64))
 
-    def kept(self, _: Any) -> Sequence[Any]:
+    def batches(self, _: Any) -> Sequence[Any]:
         return []
 
 
 @pytest.fixture
-def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
-    """``down(seen, steps)``: a descent that sees these losses of what it stops by, one after another."""
+def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Optimisation]:
+    """``down(seen, steps)``: an optimisation that sees these validation losses, one after another."""
     form = Scaling("fitted", 4.0, exponents=((0.0, 0.0),), temperatures=((0.0, 0.0),))
 
-    def run(seen: Sequence[Any], steps: int, seconds: float = math.inf) -> Descent:
+    def run(seen: Sequence[Any], steps: int, seconds: float = math.inf) -> Optimisation:
         given = iter(seen)
 
         def row_losses(*_: Any) -> tuple[float, ...]:
@@ -153,13 +154,13 @@ def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
 
         alibi = TrainableAlibi((0.5, 0.1), form, torch.device("cpu"))
         monkeypatch.setattr(
-            descent, "losses", lambda *_: sum(map(torch.sum, alibi.parameters().values()))[None]
+            optimizer, "losses", lambda *_: sum(map(torch.sum, alibi.parameters().values()))[None]
         )
-        monkeypatch.setattr(descent, "row_losses", row_losses)
+        monkeypatch.setattr(optimizer, "row_losses", row_losses)
         model: Any = torch.nn.Module()
         model.base_model = torch.nn.Module()
         model.base_model.alibi = None
-        return descend(model, alibi, [Known()], steps=steps, seconds=seconds)
+        return optimise(model, alibi, [Known()], steps=steps, seconds=seconds)
 
     return run
 
@@ -172,37 +173,39 @@ TURNING = [2.0, 1.5, *[1.6] * 9]
     [
         (TURNING, 10, 10, 1),  # never before 60 steps
         (TURNING, 60, 60, 6),
-        (TURNING, 100, 70, 10),  # the first look gained, 60 more steps nothing
+        (TURNING, 100, 70, 10),  # the first evaluation gained, 60 more steps nothing
         (TURNING, 200, 80, 20),
-        (TURNING, 400, 160, 40),  # 60 steps would be less than three looks
+        (TURNING, 400, 160, 40),  # 60 steps would be less than three evaluations
         ([2.0, 1.5, 1.6], 2, 2, 1),  # not the last
         ([2.0, *[2.1] * 9, 1.0], 40, 40, 40),  # a late gain
         ([2.0, math.nan, math.inf, 1.9, 2.0], 4, 4, 3),  # what is no number is never the best
     ],
 )
-def test_the_kept_part_decides_which_step_is_best_and_when_to_stop(
-    seen: list[float], steps: int, stopped: int, best: int, down: Callable[..., Descent]
+def test_the_validation_part_decides_which_step_is_best_and_when_to_stop(
+    seen: list[float], steps: int, stopped: int, best: int, down: Callable[..., Optimisation]
 ) -> None:
     found = down(seen, steps)
     assert (found.steps, found.best.step) == (stopped, best)
     assert found.ended == ("steps" if stopped == steps else "converged")
-    [[ours, _]], [[last, _]] = found.best.scaling.exponents, found.looks[-1].scaling.exponents
+    [[ours, _]], [[last, _]] = found.best.scaling.exponents, found.points[-1].scaling.exponents
     assert last <= ours < 0
     assert (last == ours) == (best == stopped or ours == -1.0)
 
 
-def test_when_the_time_is_up(down: Callable[..., Descent]) -> None:
+def test_when_the_time_is_up(down: Callable[..., Optimisation]) -> None:
     found = down([2.0, 1.5], steps=10, seconds=0.0)
     assert (found.ended, found.steps, found.best.step) == ("time", 1, 1)
     assert down([2.0, 1.5], steps=1, seconds=0.0).ended == "steps"
 
 
-def test_ctrl_c_keeps_the_best_so_far_and_numbers_stay_in_their_range(down: Callable[..., Descent]) -> None:
+def test_ctrl_c_keeps_the_best_so_far_and_numbers_stay_in_their_range(
+    down: Callable[..., Optimisation],
+) -> None:
     found = down([2.0, 1.5, KeyboardInterrupt()], steps=10)
     assert found.ended == "interrupted"
     assert found.best.losses == (1.5,)
     found = down(range(100, 0, -1), steps=60)  # and numbers stay in their range
-    assert found.looks[-1].scaling.exponents == found.looks[-1].scaling.temperatures == ((-1.0, -1.0),)
+    assert found.points[-1].scaling.exponents == found.points[-1].scaling.temperatures == ((-1.0, -1.0),)
     with pytest.raises(KeyboardInterrupt):
         down([KeyboardInterrupt()], steps=10)
 
@@ -289,23 +292,23 @@ def test_the_command_line_and_python_and_the_seed_that_decides(
     assert config_of(tmp_path / "again")["alibi_scaling"] == scaling
 
 
-@pytest.mark.parametrize("looks", [4, 0])
+@pytest.mark.parametrize("evaluations", [4, 0])
 def test_ctrl_c_writes_the_best_so_far_or_nothing(
-    looks: int, written: tuple[Path, Path], run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluations: int, written: tuple[Path, Path], run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pressed while the descent looks for the fourth time, at step 6; or in its first step."""
-    name = "row_losses" if looks else "losses"
-    real, calls = getattr(descent, name), []
+    """Pressed while the validation loss is computed for the fourth time, at step 6; or in the first step."""
+    name = "row_losses" if evaluations else "losses"
+    real, calls = getattr(optimizer, name), []
 
     def interrupted(*arguments: Any) -> Any:
         calls.append(1)
-        if len(calls) == max(1, looks):
+        if len(calls) == max(1, evaluations):
             signal.raise_signal(signal.SIGINT)
         return real(*arguments)
 
-    monkeypatch.setattr(descent, name, interrupted)
+    monkeypatch.setattr(optimizer, name, interrupted)
     result = run(*command(*written), "--steps", 20, "--static", "--out", tmp_path / "out")
-    if looks:
+    if evaluations:
         assert result.code == 0, result.err
         assert "fitted in 6 steps" in result.err
         assert "; interrupted" in result.err
@@ -367,10 +370,9 @@ def test_answers_are_learned(written: tuple[Path, Path], tmp_path: Path) -> None
     )
 
 
-def kept(changes: Sequence[float], measure: str = "text") -> Judged:
+def paired(changes: Sequence[float], measure: str = "text") -> PairedTest:
     stock = np.linspace(1, 2, len(changes))
-    batch = next_tokens(np.zeros((1, 8), dtype=np.int64))
-    return judged(measure, [batch], tuple(stock), tuple(stock + np.array(changes)))
+    return paired_test(measure, 8, tuple(stock), tuple(stock + np.array(changes)))
 
 
 SPREAD = np.linspace(0.9, 1.1, 20)
@@ -395,7 +397,7 @@ SPREAD = np.linspace(0.9, 1.1, 20)
     ],
 )
 def test_what_is_a_gain(changes: Sequence[float], verdict: str) -> None:
-    found = kept(changes)
+    found = paired(changes)
     assert found.verdict == verdict
     assert found.harms == (verdict == "does not help" and not np.mean(changes) <= 0)
     assert found.needed >= 6
@@ -412,13 +414,13 @@ def test_what_is_a_gain(changes: Sequence[float], verdict: str) -> None:
     ],
 )
 def test_one_prompt_does_not_outweigh_all_others(changes: Sequence[float], text: str, prompts: str) -> None:
-    assert kept(changes).verdict == text
-    assert kept(changes, "prompts").verdict == prompts
-    assert kept(changes, "prompts").harms == (prompts == "does not help")
+    assert paired(changes).verdict == text
+    assert paired(changes, "prompts").verdict == prompts
+    assert paired(changes, "prompts").harms == (prompts == "does not help")
 
 
 def test_what_is_written() -> None:
-    better, equal, worse = (kept(change * SPREAD) for change in (-0.1, 0.0, 0.1))
+    better, equal, worse = (paired(change * SPREAD) for change in (-0.1, 0.0, 0.1))
     check_gain([better, equal], "")
     for found in ([better, worse], [equal], [worse]):  # harm outweighs gain
         with pytest.raises(
@@ -426,7 +428,7 @@ def test_what_is_written() -> None:
         ) as caught:
             check_gain(found, "9 steps")
         assert caught.value.verdict == "does not help"
-    few = kept([-1.2] * 5 + [0.001] * 10)
+    few = paired([-1.2] * 5 + [0.001] * 10)
     message = (
         f"cannot tell .* {few.needed} windows would most likely show it, give about {3 * few.needed}: one in"
     )
@@ -443,7 +445,7 @@ def test_the_gain_that_is_promised_is_shown(items: int) -> None:
     """In about four of five trials."""
     rng, share = np.random.default_rng(0), fewest_shown(items) / items
     shown = [
-        kept(-rng.uniform(0.5, 1.5, items) * (rng.random(items) < share)).verdict == "helps"
+        paired(-rng.uniform(0.5, 1.5, items) * (rng.random(items) < share)).verdict == "helps"
         for _ in range(50)
     ]
     assert np.mean(shown) > 0.65
@@ -473,7 +475,7 @@ def test_an_encoder_is_fitted_to_masked_tokens(
     written: tuple[Path, Path], run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its random weights are sure of what is wrong.
-    monkeypatch.setattr("converter.evaluation.held_out.WORSE_THAN_GUESSING", math.inf)
+    monkeypatch.setattr("converter.evaluation.fit.WORSE_THAN_GUESSING", math.inf)
     source = tiny.ENCODERS["mosaic_bert"](tmp_path / "source", 4)
     options = {**OPTIONS, "steps": 1}
     with pytest.raises(UsageError, match="has no token that masks others"):

@@ -19,19 +19,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 from scipy import stats
 
-from converter import evaluate, make_task, tune
+from converter import convert, evaluate, make_task, tune
 from converter.cli import report
+from converter.evaluation.benchmark import doubling_lengths
+from converter.evaluation.comparison import Conclusion, TaskScores, conclude
 from converter.evaluation.results import WORTH, Measurement, Results
-from converter.evaluation.scalings import candidates, command, ladder
+from converter.evaluation.scalings import candidates, command
 from converter.evaluation.statistics import (
     chance_to_show,
-    compare,
-    judge,
+    compare_scores,
     paired_interval,
     permutation_p,
-    promise,
+    power_text,
     prompts_to_show,
 )
 from converter.evaluation.tune import Choice, Tuning
@@ -58,7 +60,7 @@ def test_what_is_tried(trained: int, more: int) -> None:
     factors = [each.factor for each in found if each.static and each.method == "ntk"]
     assert target / trained in factors
     assert all(1 < factor <= 2 * target / trained for factor in factors)
-    lengths = ladder(trained, target)
+    lengths = doubling_lengths(trained, target)
     assert (lengths[0], lengths[-1]) == (trained, target)
     assert all(1 < after / before <= 2 for before, after in pairwise(lengths))
 
@@ -125,6 +127,11 @@ def test_the_interval_of_a_difference_covers_it(items: int) -> None:
             assert np.sum(chances[covered]) >= 0.95
 
 
+def concluded(metric: Any, scores: Sequence[float], baseline: Sequence[float]) -> Conclusion:
+    items = range(len(scores))
+    return conclude(TaskScores(metric, tuple(baseline), items), TaskScores(metric, tuple(scores), items))
+
+
 def right(better: int, worse: int, same: int) -> tuple[list[float], list[float]]:
     """Scores of a scaling and of none."""
     return [1.0] * better + [0.0] * worse + [1.0] * same, [0.0] * better + [1.0] * worse + [1.0] * same
@@ -177,10 +184,10 @@ def moved(changes: Sequence[float]) -> tuple[list[float], list[float]]:
     ],
 )
 def test_verdicts(measure: str, scores: tuple[list[float], list[float]], verdict: str) -> None:
-    found = judge(measure, *scores)
+    found = concluded(measure, *scores)
     assert found.verdict == verdict
     assert found.items == len(scores[0])
-    assert found.comparison == compare(measure, *scores)
+    assert found.comparison == compare_scores(measure, *scores)
     assert found.comparison.low < found.comparison.high or math.isinf(found.comparison.difference)
     assert found.needed > found.items
 
@@ -205,14 +212,14 @@ def test_how_many_prompts_show_a_gain(better: float, worse: float, size: int) ->
 
 @pytest.mark.parametrize(("items", "gain"), [(300, 0.1), (20_000, 0.0125)])
 def test_items_that_all_differ_are_judged_too(items: int, gain: float) -> None:
-    found = judge("retrieval", *right(items // 2, items // 2, 0))
+    found = concluded("retrieval", *right(items // 2, items // 2, 0))
     assert found.gain == gain
     assert found.needed > items
 
 
 def test_as_many_prompts_as_are_named_show_the_gain() -> None:
     """In four of five trials, where as many prompts differ as the interval allows."""
-    found = judge("retrieval", *right(2, 2, 36))
+    found = concluded("retrieval", *right(2, 2, 36))
     assert found.gain == WORTH
     most = stats.binomtest(4, 40).proportion_ci(method="exact").high
     rng = np.random.default_rng(0)
@@ -235,7 +242,7 @@ def test_a_mean_is_judged_by_two_tests(items: int, monkeypatch: pytest.MonkeyPat
         near = 1e-12 if items <= 13 else 5 * math.sqrt(2 * p * (1 - p) / 9999) + 1e-3
         assert permutation_p(changes) == pytest.approx(p, abs=near)
         for measure in ("perplexity", "ndcg@10"):
-            found = compare(measure, (2 + changes).tolist(), [2.0] * items)
+            found = compare_scores(measure, (2 + changes).tolist(), [2.0] * items)
             assert found.p == pytest.approx(max(t.pvalue, permutation_p(changes)))
             none = 1.0 if measure == "perplexity" else 0.0
             assert (t.pvalue < 0.05) == (not found.low <= none <= found.high)
@@ -258,22 +265,22 @@ def test_a_text_that_gets_worse_is_not_said_to_gain(windows: int) -> None:
     rng, helps = np.random.default_rng(0), 0
     for _ in range(100):
         changes = np.where(rng.random(windows) < 0.2, 0.08, -0.01) + rng.normal(0, 0.004, windows)
-        verdict = judge("perplexity", *moved(changes)).verdict
+        verdict = concluded("perplexity", *moved(changes)).verdict
         assert verdict != "helps" or changes.mean() < 0
         helps += verdict == "helps"
     assert helps <= 15  # of a sign test: about 60, and all for 64 windows
 
 
 def test_a_lost_window_is_worse_and_its_perplexity_infinite() -> None:
-    found = compare("perplexity", [1.0] * 9 + [math.nan], [2.0] * 9 + [1.0])
+    found = compare_scores("perplexity", [1.0] * 9 + [math.nan], [2.0] * 9 + [1.0])
     assert (found.better, found.worse, found.difference) == (9, 1, math.inf)
-    both = compare("perplexity", [math.nan, 1.0], [math.inf, 2.0])
+    both = compare_scores("perplexity", [math.nan, 1.0], [math.inf, 2.0])
     assert (both.better, both.worse) == (1, 0)
 
 
 @pytest.mark.parametrize(("items", "shown"), [(6, 6), (10, 7), (50, 8), (1000, 8)])
 def test_what_is_promised_beforehand_is_shown(items: int, shown: int) -> None:
-    assert promise(items, "prompts") == f"{items} prompts, which can show that {shown} of them get better"
+    assert power_text(items, "prompts") == f"{items} prompts, which can show that {shown} of them get better"
     for count, enough in ((shown, True), (shown - 1, False)):
         better = np.random.default_rng(0).binomial(items, count / items, 20_000)
         assert (np.mean(2 * stats.binom.cdf(0, better, 0.5) < 0.05) >= 0.8) == enough
@@ -295,9 +302,9 @@ def tuning(*choices: Choice) -> Tuning:
 
 def choice(measure: str, scores: Any, other: Any = None, short: Any = None) -> Choice:
     second = {"retrieval": "perplexity", "perplexity": "retrieval"}[measure]
-    costs = {} if short is None else {measure: compare(measure, *short)}
-    against = None if other is None else compare(second, *other)
-    return Choice(measure, B, judge(measure, *scores), against, 200 if costs else None, costs)
+    costs = {} if short is None else {measure: compare_scores(measure, *short)}
+    against = None if other is None else compare_scores(second, *other)
+    return Choice(measure, B, concluded(measure, *scores), against, 200 if costs else None, costs)
 
 
 @pytest.mark.parametrize(
@@ -426,6 +433,30 @@ def test_a_text_alone_means_perplexity(pristine: Pristine, tmp_path: Path) -> No
     assert said[2] == (
         "kept back to judge by: 4 windows, too few to tell: give text for 20, of which half judge"
     )
+
+
+def test_slopes_that_read_like_the_baseline_are_told_apart(pristine: Pristine, tmp_path: Path) -> None:
+    """Of a model that was trained further with fitted slopes: others have the same text."""
+    tuned, own = tmp_path / "tuned", fitted_scaling(4, 2, "position")
+    convert(pristine("bloom"), tuned, slopes=own, verify=False)
+    weights = load_file(tuned / "model.safetensors")
+    name = min(weights)
+    weights[name] = weights[name] + np.float32(0.01)
+    save_file(weights, tuned / "model.safetensors", metadata={"format": "pt"})
+    slopes = tmp_path / "slopes.json"
+    others = [[2 * exponent for exponent in row] for row in own["exponents"]]
+    slopes.write_text(json.dumps({**own, "exponents": others}))
+    text = text_file(tmp_path / "text.txt", 4000)
+    result = tune(tuned, 64, text=text, items=24, slopes=slopes)
+    found = {each.scaling: each for each in result.candidates.measurements}
+    assert len(found) == len(result.candidates.measurements)
+    baseline, *_, fitted = found.values()
+    assert baseline.scaling == f"{result.baseline}, as tuned"
+    assert (baseline.comparison, fitted.scaling) == (None, str(result.baseline))
+    assert fitted.comparison == compare_scores("perplexity", fitted.scores, baseline.scores)
+    means = {scaling: np.mean(each.scores) for scaling, each in found.items() if each is not baseline}
+    assert str(result.choices[0].scaling) == min(means, key=lambda scaling: means[scaling])
+    report.tuning(result)
 
 
 def test_tasks_that_the_model_cannot_do_tell_nothing(run: RunCli, pristine: Pristine, tmp_path: Path) -> None:

@@ -100,13 +100,19 @@ def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[An
     """Removes the tasks' files from a command's arguments and returns the tasks to measure."""
     files = {name: arguments.pop(name) for name in tasks.READ}
     given_files = [name for name, file in files.items() if file is not None]
-    for name in given_files:
-        if names and name not in names:
-            option = tasks.TYPES[name].option
-            raise UsageError(f"--tasks {','.join(names)} does not include {name}; add it, or drop {option}")
-    if names and (PERPLEXITY in names) != bool(arguments["text"]):
-        raise UsageError("perplexity in --tasks and --text FILE need each other; give both or neither")
-    made = [make_task(name, files.get(name)) for name in names or given_files if name != PERPLEXITY]
+    if names:
+        for name in given_files:
+            if name not in names:
+                option = tasks.TYPES[name].option
+                raise UsageError(
+                    f"--tasks {','.join(names)} does not include {name}; add it, or drop {option}"
+                )
+        if (PERPLEXITY in names) != bool(arguments["text"]):
+            raise UsageError("perplexity in --tasks and --text FILE need each other; give both or neither")
+    made = []
+    for name in names or given_files:
+        if name != PERPLEXITY:
+            made.append(make_task(name, files.get(name)))
     if any(isinstance(task, PromptFile) and task.unsized for task in made):
         say("prompts without a length are counted under the next length that is asked for, or power of two")
     return made

@@ -175,7 +175,7 @@ def _reason(choice: Choice, name: str, than: str) -> str:
 def fitted(found: Fit) -> str:
     """What ``fit`` gained, on what was kept back."""
     from converter.evaluation.fit import ENDS
-    from converter.evaluation.held_out import ITEMS
+    from converter.evaluation.paired_test import ITEMS
 
     lines = [f"fitted in {found.steps} steps, {found.seconds:.0f} s; {ENDS[found.ended]}"]
     for each in found.judged:

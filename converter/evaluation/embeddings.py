@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from converter.errors import UnsupportedModel
+from converter.evaluation.batches import batches_by_length, padded
 from converter.evaluation.runner import Hardware, check_ids
-from converter.evaluation.samples import batches, filled
 from converter.evaluation.tasks.scores import CUTOFF
 from converter.evaluation.tasks.task import Collection, Ids, Retrieval
 from converter.progress import Advance
@@ -60,8 +60,8 @@ def embed(
     check_ids(model, max((max(text) for text in texts), default=0))
     width = len(pooling.modes) * model.config.hidden_size
     found = np.empty((len(texts), width), dtype=np.float32)
-    for rows in batches([len(text) for text in texts], hardware.rows):
-        ids, real = filled([texts[row] for row in rows], hardware.device)
+    for rows in batches_by_length([len(text) for text in texts], hardware.rows):
+        ids, real = padded([texts[row] for row in rows], hardware.device)
         states = model.base_model(ids, attention_mask=real).last_hidden_state
         real = real.to(states.device)
         found[rows] = F.normalize(pooled(states.float(), real, pooling), dim=-1).cpu().numpy()

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import platform
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.errors import UsageError
-from converter.evaluation.exam import Exam, default_lengths
+from converter.evaluation.benchmark import Benchmark, default_lengths
+from converter.evaluation.comparison import Scores, measurement
+from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
 from converter.evaluation.results import Measurement, Results
 from converter.evaluation.runner import choose
-from converter.evaluation.scalings import trials
+from converter.evaluation.scalings import grid
 from converter.evaluation.server import Served, open_served
-from converter.evaluation.statistics import compare
-from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask, make_tasks
 from converter.paths import listed
 from converter.progress import token_bar
@@ -105,9 +103,8 @@ def evaluate(
         raise UsageError("there is no model to measure; give a folder or a Hub id")
     if items < 1:
         raise UsageError(f"`items` {items} is out of range; give at least 1")
-    requests = trials(methods, scales, dynamic, rates, source.get("train_length"), ramps)
+    requests = grid(methods, scales, dynamic, rates, source.get("train_length"), ramps)
     asked = make_tasks(tasks)
-    opened: AbstractContextManager[Subject | Served]
     _check_server(
         server,
         listed(models),
@@ -116,67 +113,78 @@ def evaluate(
     )
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files, items=items)
-    fixed = bool(asked) and not (files or lengths) and all(task.own_lengths for task in asked)
-    measured: list[tuple[Measurement, Hashable]] = []
+    needs_lengths = not asked or bool(files or lengths) or not all(task.own_lengths for task in asked)
+
+    measurements: list[Measurement] = []
+    baselines: Scores = {}
     described: dict[str, Mapping[str, Any]] = {}
     for model in listed(models):
+        opened: AbstractContextManager[EvaluatedModel | Served]
         if server is None:
-            opened = open_subject(model, choose(device, dtype, batch_size), progress=progress, **source)
+            hardware = choose(device, dtype, batch_size)
+            opened = open_evaluated_model(model, hardware, progress=progress, **source)
         else:
             opened = open_served(model, server, model_name, concurrency, say=say, **source)
-        with opened as subject:
-            name = _unique(subject.model.name, described)
-            scalings = [subject.model.resolve(request) for request in requests] or [subject.model.scaling]
-            wanted = () if fixed else default_lengths(name, subject.model.trained.tokens, lengths)
-            told = str if described else say  # all models read the same files
-            exam = Exam.prepare(subject, asked, files, wanted, items, seed, told)
-            if isinstance(subject, Served):
-                subject.check_room(exam.longest)
-                subject.check_scaling(exam.text, model, say, source)
-            short = short_names(map(str, scalings))
-            with token_bar(name, exam.tokens * len(scalings), show=progress) as bar:
-                for scaling in scalings:
-                    bar.rename(name if len(scalings) == 1 else short[str(scaling)])
-                    first = scaling is scalings[0]
-                    found = exam.measure(subject, scaling, bar, first=first)
-                    exam = exam.only(found) if first else exam
-                    measured += [
-                        (replace(each, model=name), exam.fingerprint(each.task, each.length))
-                        for each in found
-                    ]
+        with opened as evaluated:
+            name = _unique(evaluated.model.name, described)
+            scalings = [evaluated.model.resolve(request) for request in requests]
+            if not scalings:
+                scalings = [evaluated.model.scaling]
+
+            own_lengths: Sequence[int] = ()
+            if needs_lengths:
+                own_lengths = default_lengths(name, evaluated.model.trained.tokens, lengths)
+            tell = str if described else say  # all models read the same files
+            benchmark = Benchmark.prepare(evaluated, asked, files, own_lengths, items, seed, tell)
+            if isinstance(evaluated, Served):
+                evaluated.check_room(benchmark.most_tokens_at_once)
+                evaluated.check_scaling(benchmark.sample, model, say, source)
+
+            titles = short_names(map(str, scalings))
+            with token_bar(name, benchmark.tokens * len(scalings), show=progress) as bar:
+                for number, scaling in enumerate(scalings):
+                    bar.rename(name if len(scalings) == 1 else titles[str(scaling)])
+                    found = benchmark.measure(evaluated, scaling, bar, stop_at_failure=number == 0)
+                    if number == 0:
+                        benchmark = benchmark.only(found)
+                    measurements += _compared(name, str(scaling), found, baselines)
                 bar.rename(name)
-            described[name] = subject.describe(scalings[-1])
-    return Results(compared(measured), described, settings, time.monotonic() - started)
+            described[name] = evaluated.describe(scalings[-1])
+    return Results(measurements, described, settings, time.monotonic() - started)
+
+
+def _compared(model: str, scaling: str, found: Scores, baselines: Scores) -> list[Measurement]:
+    """The scores, compared with the first ones of their task and length, which ``baselines`` gathers."""
+    measurements = []
+    for (task, length), scores in found.items():
+        baseline = baselines.setdefault((task, length), scores)
+        measurements.append(measurement(model, scaling, task, length, scores, baseline))
+    return measurements
 
 
 def _check_server(
     server: str | None, models: Sequence[Any], here: Mapping[str, Any], there: Mapping[str, Any]
 ) -> None:
     """Refuses options that are for a model ``here``, or ``there`` on a server, where the model is not."""
-    for name, value in (there if server is None else here).items():
+    if server is None:
+        for name, value in there.items():
+            if value:
+                raise UsageError(f"`{name}` is for `server` URL; drop it or add that")
+        return
+    for name, value in here.items():
         if value:
-            where = "`server` URL" if server is None else "a model that runs here, and the server has its own"
-            raise UsageError(f"`{name}` is for {where}; drop it" + " or add that" * (server is None))
-    if server is not None and len(models) > 1:
+            raise UsageError(f"`{name}` is for a model that runs here, and the server has its own; drop it")
+    if len(models) > 1:
         raise UsageError(f"`server` measures one model, and there are {len(models)}; measure each by itself")
-
-
-def compared(measured: Sequence[tuple[Measurement, Hashable]]) -> list[Measurement]:
-    """Adds comparisons with the first model and scaling whose items are equal, by the keys beside them."""
-    first: dict[tuple[str, int], tuple[Measurement, Hashable]] = {}
-    result = []
-    for each, fingerprint in measured:
-        baseline, asked = first.setdefault((each.task, each.length), (each, fingerprint))
-        if baseline is not each and asked == fingerprint:
-            each = replace(each, comparison=compare(each.metric, each.scores, baseline.scores))
-        result.append(each)
-    return result
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:
     """A unique name for the results, since folders may have the same name."""
-    names = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
-    return next(each for each in names if each not in taken)
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name} ({number})"
+    return found
 
 
 def run_settings(seed: int, text: Iterable[Path], **others: Any) -> dict[str, Any]:
@@ -185,10 +193,9 @@ def run_settings(seed: int, text: Iterable[Path], **others: Any) -> dict[str, An
     for path in text:
         if not path.is_file():
             raise UsageError(f"`text` {path} is not a plain file; give one, because the text is read twice")
-        digests[str(path) if path.name in digests else path.name] = sha256(path)
-    return {
-        "seed": seed,
-        **others,
-        "text": digests,
-        "versions": {"python": platform.python_version()} | {each: version(each) for each in PACKAGES},
-    }
+        name = str(path) if path.name in digests else path.name
+        digests[name] = sha256(path)
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        versions[package] = version(package)
+    return {"seed": seed, **others, "text": digests, "versions": versions}

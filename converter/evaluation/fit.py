@@ -1,36 +1,36 @@
-"""Fits slopes to the user's own text and prompts, and judges them by a part that took no part in the fit."""
+"""Fits slopes to the user's own text and prompts, and tests them on a part that took no part in the fit."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from converter import interrupts
 from converter.bytesize import bytes_text
 from converter.errors import UsageError
-from converter.evaluation.descent import End, Look, descend
 from converter.evaluation.evaluate import run_settings
-from converter.evaluation.held_out import (
+from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
+from converter.evaluation.losses import pieces
+from converter.evaluation.optimizer import End, EvaluationPoint, optimise
+from converter.evaluation.paired_test import (
     ITEMS,
-    Judged,
+    PairedTest,
     check_gain,
-    check_text,
-    judge,
-    judging,
-    rows_of,
-    samples_of,
+    parts_within,
+    run_paired_tests,
 )
-from converter.evaluation.results import finite
+from converter.evaluation.results import WORSE_THAN_GUESSING, finite
 from converter.evaluation.runner import AUTO, Hardware, choose, free_memory
-from converter.evaluation.samples import Samples
-from converter.evaluation.statistics import promise
-from converter.evaluation.subject import Subject, open_subject
+from converter.evaluation.split import Split, TextSplit, rows_per_step, train_validation_test
+from converter.evaluation.statistics import power_text
 from converter.evaluation.tasks import AnyTask, Task
-from converter.evaluation.trainable import TrainableAlibi, memory
+from converter.evaluation.trainable import TrainableAlibi, memory, row_losses
 from converter.paths import listed
 from converter.progress import steps as step_bar
 from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Scaling
@@ -58,10 +58,10 @@ class Fit:
     train_length: int
     target_length: int
     scaling: Scaling
-    judged: Sequence[Judged]
+    judged: Sequence[PairedTest]
     """Up to the target length; then, for a static scaling, within the trained length, where it may harm."""
-    looks: Sequence[Look]
-    """The losses by which the descent stopped."""
+    looks: Sequence[EvaluationPoint]
+    """The validation losses, by which it stopped."""
     steps: int
     ended: End
     """Why there were no more steps; the best slopes until then are in ``scaling``."""
@@ -136,8 +136,8 @@ def fit(
     Raises:
         NoGain: nothing that was fitted is better than the stock slopes.
         UsageError: neither text nor prompts, too little of them, or text that the model does not understand;
-            the target is not above the trained
-            length; a form or model that cannot be fitted; not enough memory.
+            the target is not above the trained length; a form or model that cannot be fitted; not enough
+            memory.
         SourceError, UnsupportedModel, VerificationError: see ``evaluate``.
         KeyboardInterrupt: Ctrl-C before there was anything better.
     """
@@ -148,13 +148,7 @@ def fit(
         raise UsageError(
             '`prompts` takes tasks whose answers are text, such as make_task("prompts", file); drop others'
         )
-    if static and dynamic is not None:
-        raise UsageError("`static` and `dynamic` cannot be combined; drop one of them")
-    if dynamic == "length":
-        raise UsageError(
-            "`dynamic` length is not fitted: there, a token's slopes depend on the tokens after it; give "
-            "`dynamic` position or `static`"
-        )
+    _check_form(static, dynamic)
     if steps < 1:
         raise UsageError(f"`steps` {steps} is out of range; give at least 1")
     if not 0 < minutes < math.inf:
@@ -162,44 +156,42 @@ def fit(
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files)
     hardware = _hardware(device, dtype, batch_size)
-    with open_subject(model, hardware, progress=progress, **source) as subject:
+    with open_evaluated_model(model, hardware, progress=progress, **source) as evaluated:
         started = time.monotonic()
-        if subject.patched is None:
-            raise UsageError(
-                f"{subject.model.name} has rotary positions, which have no slopes to fit; see tune"
-            )
-        if prompts and not subject.model.decoder:
-            raise UsageError(
-                f"{subject.model.name} is an encoder and gives no answers; drop `prompts`, give `text`"
-            )
-        trained = subject.stretched_to(target_length)
-        static = static or (dynamic is None and not subject.model.decoder)
-        form = _starting_form(subject, trained, target_length if static else None, shared, temperatures)
-        samples = samples_of(subject, files, asked, form, trained, target_length, seed, say)
-        check_text(subject, samples, trained)
-        say(_announcement(subject, form, samples, target_length))
-        say(_promise(samples, trained, static=static))
+        _check_model(evaluated, prompts)
+        trained = evaluated.stretched_to(target_length)
+        if dynamic is None and not evaluated.model.decoder:
+            static = True
+        stretched = target_length if static else None
+        form = _starting_form(evaluated, trained, stretched, shared, temperatures)
+        splits = train_validation_test(
+            evaluated, files, asked, trained, target_length, seed, say, static=static
+        )
+        _check_text(evaluated, splits)
+        say(_announcement(evaluated, form, splits, target_length))
+        say(_power(splits, static=static))
+
         with step_bar("fitting", steps, show=progress) as advance:
-            bare = subject.scaled(UNSCALED)
-            alibi = TrainableAlibi(subject.stock, form, bare.device)
-            found = descend(
-                bare, alibi, samples, steps=steps, seconds=minutes * 60, seed=seed, advance=advance
+            bare = evaluated.scaled(UNSCALED)
+            alibi = TrainableAlibi(evaluated.stock, form, bare.device)
+            found = optimise(
+                bare, alibi, splits, steps=steps, seconds=minutes * 60, seed=seed, advance=advance
             )
         if found.ended == "interrupted":
-            if found.best is found.looks[0]:
+            if found.best is found.points[0]:
                 raise interrupts.Interrupted(
                     "no slopes were better than the model's own yet, so nothing was written"
                 )
             interrupts.forget()
-        verdicts = judge(subject, samples, found.best.scaling, trained)
-    check_gain(verdicts, f"{found.steps} steps; {ENDS[found.ended]}")
+        tests = run_paired_tests(evaluated, splits, found.best.scaling)
+    check_gain(tests, f"{found.steps} steps; {ENDS[found.ended]}")
     return Fit(
-        model=subject.model.name,
+        model=evaluated.model.name,
         train_length=trained,
         target_length=target_length,
         scaling=found.best.scaling,
-        judged=verdicts,
-        looks=found.looks,
+        judged=tests,
+        looks=found.points,
         steps=found.steps,
         ended=found.ended,
         settings=settings,
@@ -207,19 +199,41 @@ def fit(
     )
 
 
+def _check_form(static: bool, dynamic: Basis | None) -> None:
+    """Refuses forms that contradict each other, or that are not fitted."""
+    if static and dynamic is not None:
+        raise UsageError("`static` and `dynamic` cannot be combined; drop one of them")
+    if dynamic == "length":
+        raise UsageError(
+            "`dynamic` length is not fitted: there, a token's slopes depend on the tokens after it; give "
+            "`dynamic` position or `static`"
+        )
+
+
+def _check_model(evaluated: EvaluatedModel, prompts: Sequence[AnyTask]) -> None:
+    """Refuses a model without slopes, and prompts for one that gives no answers."""
+    name = evaluated.model.name
+    if evaluated.patched is None:
+        raise UsageError(f"{name} has rotary positions, which have no slopes to fit; see tune")
+    if prompts and not evaluated.model.decoder:
+        raise UsageError(f"{name} is an encoder and gives no answers; drop `prompts`, give `text`")
+
+
 def _starting_form(
-    subject: Subject, trained: int, target: int | None, shared: bool, temperatures: bool
+    evaluated: EvaluatedModel, trained: int, target: int | None, shared: bool, temperatures: bool
 ) -> Scaling:
     """The form to fit, static if there is a target; it starts as the stock model, with 0 everywhere."""
-    geometry = subject.model.geometry
-    rows = ((0.0,) * geometry.num_heads,) * (1 if shared else geometry.num_layers)
-    more = rows if temperatures else None
-    form = Scaling(FITTED, exponents=rows, temperatures=more, dynamic="position", train_length=trained)
-    if target is not None:
-        if target / trained > LARGEST_FACTOR:
-            raise UsageError(f"`target_length` {target} is more than {LARGEST_FACTOR:g} times {trained}")
-        form = Scaling(FITTED, target / trained, exponents=rows, temperatures=more)
-    subject.model.check_scaling(form)
+    geometry = evaluated.model.geometry
+    layers = 1 if shared else geometry.num_layers
+    zeros = ((0.0,) * geometry.num_heads,) * layers
+    form = Scaling(FITTED, exponents=zeros, temperatures=zeros if temperatures else None)
+    if target is None:
+        form = replace(form, dynamic="position", train_length=trained)
+    elif target / trained > LARGEST_FACTOR:
+        raise UsageError(f"`target_length` {target} is more than {LARGEST_FACTOR:g} times {trained}")
+    else:
+        form = replace(form, factor=target / trained)
+    evaluated.model.check_scaling(form)
     return form
 
 
@@ -234,19 +248,42 @@ def _hardware(device: str | None, dtype: str | None, batch_size: int | None) -> 
     return chosen
 
 
-def _announcement(subject: Subject, form: Scaling, samples: Sequence[Samples], target: int) -> str:
+def _check_text(evaluated: EvaluatedModel, splits: Sequence[Split]) -> None:
+    """Raises ``UsageError`` for a text that the model reads worse than guessing, within the trained length.
+
+    Slopes would be fitted to whatever confuses it least.
+    """
+    model = evaluated.scaled(evaluated.baseline)
+    guessing = math.log(model.config.vocab_size)
+    for split in splits:
+        if not isinstance(split, TextSplit):
+            continue
+        rows = pieces(split.validation, split.trained)
+        loss = float(np.mean(row_losses(model, split.batches(rows))))
+        if loss > guessing + WORSE_THAN_GUESSING:
+            raise UsageError(
+                f"{evaluated.model.name} does not understand `text`: its loss is {loss:.1f} nats a token "
+                f"at {split.trained} tokens, and guessing would give {guessing:.1f}; give text of the kind "
+                "that it was trained on"
+            )
+
+
+def _announcement(evaluated: EvaluatedModel, form: Scaling, splits: Sequence[Split], target: int) -> str:
     """What is fitted and the memory that it takes; raises ``UsageError`` if there is not enough."""
-    model = subject.scaled(UNSCALED)
-    assert form.exponents is not None
-    needed = memory(model, rows_of(subject.hardware)(target), target)
+    model = evaluated.scaled(UNSCALED)
+    rows = rows_per_step(evaluated.hardware)
+    needed = memory(model, rows(target), target)
     free = free_memory(model.device)
     if needed > free:
         raise UsageError(
             f"a step at {target} tokens takes about {bytes_text(needed)} of memory beside the weights, and "
             f"{bytes_text(free)} are free; give a shorter `target_length`, `dtype` bf16 or another `device`"
         )
-    numbers = len(form.exponents) * len(form.exponents[0]) * (1 if form.temperatures is None else 2)
-    learned = ", ".join(f"{each.predicted} tokens of {each.name}" for each in samples)
+    assert form.exponents is not None
+    numbers = len(form.exponents) * len(form.exponents[0])
+    if form.temperatures is not None:
+        numbers *= 2
+    learned = ", ".join(f"{split.training_tokens} tokens of {split.name}" for split in splits)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     return (
         f"fitting {numbers} numbers to {learned}; memory: about {bytes_text(weights)} for the weights and "
@@ -254,10 +291,11 @@ def _announcement(subject: Subject, form: Scaling, samples: Sequence[Samples], t
     )
 
 
-def _promise(samples: Sequence[Samples], trained: int, *, static: bool) -> str:
-    """What judges, and what gain it can show."""
-    parts = judging(samples, trained, static=static)
-    shown = (promise(len(items), ITEMS[each.name]) for each, items in parts[: len(samples)])
-    harm = sum(len(items) for _, items in parts[len(samples) :])
-    more = f"; {harm} within the trained length, which can show harm" if harm else ""
-    return f"kept back to judge by: {', '.join(shown)}{more}"
+def _power(splits: Sequence[Split], *, static: bool) -> str:
+    """What the test parts hold, and what gain they can show."""
+    shown = [power_text(len(split.test_beyond), ITEMS[split.name]) for split in splits]
+    said = f"kept back to judge by: {', '.join(shown)}"
+    harm = sum(len(items) for _, items in parts_within(splits, static=static))
+    if harm:
+        said += f"; {harm} within the trained length, which can show harm"
+    return said

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converter.errors import UsageError
+from converter.evaluation.batches import MASKED_SHARE
 from converter.evaluation.results import Bucket
-from converter.evaluation.samples import MASKED
 
 BUCKETS = 16
 """Parts of equal width into which a window is divided for the loss by position."""
@@ -38,7 +38,7 @@ def masked_positions(windows: NDArray[np.int64]) -> NDArray[np.bool_]:
     chosen = np.empty(windows.shape, dtype=np.bool_)
     for row, window in enumerate(windows):
         drawn = np.random.default_rng(zlib.crc32(window.tobytes())).random(len(window))
-        chosen[row] = drawn < max(MASKED, float(drawn.min()) + 1e-12)
+        chosen[row] = drawn < max(MASKED_SHARE, float(drawn.min()) + 1e-12)
     return chosen
 
 
@@ -46,7 +46,8 @@ def window_losses(
     losses: NDArray[np.float64], predicted: NDArray[np.bool_], windows: int
 ) -> tuple[float, ...]:
     """The mean loss of each window's predicted tokens, from those of its pieces [pieces, tokens]."""
-    sums, counts = losses.reshape(windows, -1).sum(axis=1), predicted.reshape(windows, -1).sum(axis=1)
+    sums = losses.reshape(windows, -1).sum(axis=1)
+    counts = predicted.reshape(windows, -1).sum(axis=1)
     if not counts.all():
         raise UsageError(
             f"pieces of {losses.shape[1]} tokens leave out the only masked token of a text; give longer "
@@ -61,12 +62,10 @@ def by_position(
     """The mean loss by position, counted from ``first``; parts without a predicted token are left out."""
     width = losses.shape[1]
     edges = np.unique(np.linspace(0, width, min(BUCKETS, width) + 1).astype(int))
-    return tuple(
-        Bucket(
-            int(start) + first,
-            int(end) + first,
-            float(losses[:, start:end].sum() / predicted[:, start:end].sum()),
-        )
-        for start, end in pairwise(edges)
-        if predicted[:, start:end].any()
-    )
+    found = []
+    for start, end in pairwise(edges):
+        count = predicted[:, start:end].sum()
+        if count:
+            mean = float(losses[:, start:end].sum() / count)
+            found.append(Bucket(int(start) + first, int(end) + first, mean))
+    return tuple(found)

@@ -44,10 +44,10 @@ Shown = Literal["gain", "loss", "nothing"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A scaling compared with the run's first one, usually none, on the same items."""
+    """A candidate compared with a baseline, usually no scaling, on the same items."""
 
     difference: float
-    """For a score, this value minus the first one's; for perplexity, this value divided by that."""
+    """For a score, the candidate's value minus the baseline's; for perplexity, its value divided by that."""
     low: float
     high: float
     """95 % confidence interval of ``difference``."""
@@ -55,7 +55,7 @@ class Comparison:
     worse: int
     """Items that got better or worse."""
     p: float
-    """Of the test that ``statistics.compare`` chose."""
+    """Of the test that ``statistics.compare_scores`` chose."""
     shows: Shown
     """What is more than chance: a gain, a loss, or nothing."""
 
@@ -75,18 +75,20 @@ class Comparison:
         return self.shows == "loss"
 
     def verdict(self, metric: str, items: int) -> Verdict:
-        """What it shows, as a comparison of so many items with no scaling.
+        """What it shows, as a comparison of so many items.
 
-        The scaling helps if it is significantly better. It does not help if it is significantly worse, or if
-        the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
+        The candidate helps if it is significantly better. It does not help if it is significantly worse, or
+        if the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
         """
         if self.gains:
             return "helps"
+        if self.loses:
+            return "does not help"
         if metric == PERPLEXITY:
             small, fewest = self.low > WORTH_RATIO, FEWEST_WINDOWS
         else:
             small, fewest = self.high < WORTH, FEWEST
-        return "does not help" if self.loses or (small and items >= fewest) else "cannot tell"
+        return "does not help" if small and items >= fewest else "cannot tell"
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,8 @@ class Results:
             measurements = [_measurement(each) for each in value["measurements"]]
             models = {str(name): dict(model) for name, model in value["models"].items()}
             for model in models.values():
-                if (length := model.get("train_length")) is not None and not is_count(length):
+                length = model.get("train_length")
+                if length is not None and not is_count(length):
                     raise ValueError(f"train_length {length!r}")
             return cls(measurements, models, dict(value["settings"]), float(value["seconds"]))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -190,12 +193,18 @@ class Results:
     def labels(self) -> Labels:
         """Short names for tables and legends: of the scaling if one model was measured, else of both."""
         rows = dict.fromkeys((each.model, each.scaling) for each in self.measurements)
-        models = [model for model, _ in rows]
+        models = {model for model, _ in rows}
         short = short_names(scaling for _, scaling in rows)
-        if len({*models}) == 1:
-            return {row: short[row[1]] for row in rows}
-        each_once = len({*models}) == len(models)
-        return {row: row[0] if each_once else f"{row[0]}: {short[row[1]]}" for row in rows}
+        labels = {}
+        for model, scaling in rows:
+            if len(models) == 1:
+                label = short[scaling]
+            elif len(models) == len(rows):
+                label = model
+            else:
+                label = f"{model}: {short[scaling]}"
+            labels[model, scaling] = label
+        return labels
 
     def table(self, task: str, labels: Labels | None = None, *, late: bool = False) -> str:
         """One task as Markdown: a row for each model and scaling, a column for each length.
@@ -207,69 +216,94 @@ class Results:
         perplexity of the last quarter of the windows and, in brackets, its ratio to the first row's.
         """
         labels = self.labels() if labels is None else labels
-        found = [each for each in self.measurements if each.task == task]
-        base: dict[int, Measurement] = {}
-        cells = {}
-        for each in found:
-            base.setdefault(each.length, each)
-            cell = _late_cell(each, base[each.length]) if late else _cell(each)
-            cells[each.model, each.scaling, each.length] = cell
-        lengths = sorted({length for _, _, length in cells})
-        rows = list(dict.fromkeys((model, scaling) for model, scaling, _ in cells))
-        head = "scaling" if len({model for model, _ in rows}) == 1 else "model"
-        first = max(len(text) for text in (head, *(labels[row] for row in rows)))
-        fit = max(1, (WIDTH - first - 4) // (max(map(len, cells.values())) + 3))
-        parts = [lengths[start : start + fit] for start in range(0, len(lengths), fit)]
-        return "\n\n".join(
-            markdown(
-                [[head, *map(str, part)]]
-                + [[labels[row], *(cells.get((*row, length), "") for length in part)] for row in rows]
-            )
-            for part in parts
-        )
+        baselines: dict[int, Measurement] = {}
+        cells: dict[tuple[str, str], dict[int, str]] = {}
+        for each in self._of(task):
+            baseline = baselines.setdefault(each.length, each)
+            values = cells.setdefault((each.model, each.scaling), {})
+            values[each.length] = _late_cell(baseline, each) if late else _cell(each)
+
+        models = {model for model, _ in cells}
+        head = "scaling" if len(models) == 1 else "model"
+        first_width = max(len(head), *(len(labels[row]) for row in cells))
+        width = max(len(cell) for values in cells.values() for cell in values.values())
+        columns = max(1, (WIDTH - first_width - 4) // (width + 3))
+
+        lengths = sorted(baselines)
+        tables = []
+        for start in range(0, len(lengths), columns):
+            part = lengths[start : start + columns]
+            rows = [[head, *map(str, part)]]
+            for row, values in cells.items():
+                rows.append([labels[row], *(values.get(length, "") for length in part)])
+            tables.append(markdown(rows))
+        return "\n\n".join(tables)
 
     def report(self, labels: Labels | None = None) -> str:
         """All tables as Markdown, each below the name of its task, and then what the labels stand for.
 
         With ``labels``, the caller has said or will say that, see ``legend``.
         """
-        parts = []
         own = self.labels() if labels is None else labels
+        parts = []
         for task in self.tasks():
-            found = [each for each in self.measurements if each.task == task]
-            counts = sorted({each.items for each in found})
-            what = "windows" if task == PERPLEXITY else "items"
-            unit = "" if task == PERPLEXITY else ", %"
-            number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-            masked = task == PERPLEXITY and "predicts" in self.models.get(found[0].model, {})
-            title = (
-                f"{task}{' of masked tokens' * masked} ({found[0].metric}{unit}; {number} {what} per length)"
-            )
-            parts += [title, "", self.table(task, own), ""]
-            if any(each.late is not None for each in found):
-                parts += ["In the last quarter of each window:", "", self.table(task, own, late=True), ""]
+            parts += [self._title(task), self.table(task, own)]
+            if any(each.late is not None for each in self._of(task)):
+                parts += ["In the last quarter of each window:", self.table(task, own, late=True)]
+        parts += self._marks()
+        parts += self._doubts()
+        parts += self._unread()
+        parts += self._circumstances()
+        if labels is None:
+            named = legend(own)
+            if named:
+                parts.append(named)
+        return "\n\n".join(parts)
+
+    def _of(self, task: str) -> list[Measurement]:
+        return [each for each in self.measurements if each.task == task]
+
+    def _title(self, task: str) -> str:
+        """A task with its metric, and how many items it has."""
+        found = self._of(task)
+        counts = sorted({each.items for each in found})
+        number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+        metric = found[0].metric
+        if task != PERPLEXITY:
+            return f"{task} ({metric}, %; {number} items per length)"
+        masked = "predicts" in self.models.get(found[0].model, {})
+        name = f"{task} of masked tokens" if masked else task
+        return f"{name} ({metric}; {number} windows per length)"
+
+    def _marks(self) -> list[str]:
+        """What brackets and marks in the tables mean, as far as there are any."""
+        marks = {_mark(each) for each in self.measurements}
+        found = []
         if any(each.comparison for each in self.measurements):
-            parts += ["In brackets: 95 % interval; after row 1, of the difference from it (x: ratio)", ""]
-        if any(_mark(each) == "*" for each in self.measurements):
-            parts += ["* differs from the first row on the same items (p < 0.05)", ""]
-        if any(_mark(each) == "?" for each in self.measurements):
+            found.append("In brackets: 95 % interval; after row 1, of the difference from it (x: ratio)")
+        if "*" in marks:
+            found.append("* differs from the first row on the same items (p < 0.05)")
+        if "?" in marks:
             gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
-            parts += [f"? too few items to tell a gain of {gain}", ""]
-        notes = [*self._doubts(), *self._unread()]
+            found.append(f"? too few items to tell a gain of {gain}")
+        return found
+
+    def _circumstances(self) -> list[str]:
+        """A sentence for each model with other code, and for each on a server."""
+        found = []
         for name, model in self.models.items():
             if model.get("code") == OTHER_CODE:
-                notes.append(
+                found.append(
                     f"{name} has code of another version, or edited code; measured with the code of this "
                     "version."
                 )
-            if there := model.get("server"):
-                notes.append(
+            there = model.get("server")
+            if there:
+                found.append(
                     f"{name} was measured on {there['url']}, as {there['model']}. Does it scale? "
                     f"{there['scales']}."
                 )
-        parts += [line for note in notes for line in (note, "")]
-        named = legend(own) if labels is None else ""
-        return "\n".join([*parts, named] if named else parts[:-1])
+        return found
 
     def _unread(self) -> list[str]:
         """A warning for each model that, unscaled and within its length, reads a text worse than guessing."""
@@ -336,13 +370,14 @@ def _cell(each: Measurement) -> str:
     return f"{value} ({low} to {high})" if each.items > 1 else value
 
 
-def _late_cell(each: Measurement, first: Measurement) -> str:
-    if each.late is None:
+def _late_cell(baseline: Measurement, candidate: Measurement) -> str:
+    if candidate.late is None:
         return ""
-    value = perplexity_text(each.late)
-    if each.comparison is None or not first.late or not math.isfinite(each.late / first.late):
+    value = perplexity_text(candidate.late)
+    if candidate.comparison is None or not baseline.late:
         return value
-    return f"{value} (x {_ratio_text(each.late / first.late)})"
+    ratio = candidate.late / baseline.late
+    return f"{value} (x {_ratio_text(ratio)})" if math.isfinite(ratio) else value
 
 
 def _mark(each: Measurement) -> str:
@@ -403,6 +438,9 @@ def _measurement(value: Mapping[str, Any]) -> Measurement:
         raise ValueError(f"{len(depths)} depths for {len(value['scores'])} scores")
     if not all(depth is None or 0 <= depth <= 1 for depth in depths):
         raise ValueError("a depth that is not from 0 to 1")
+    comparison = None
+    if versus is not None:
+        comparison = Comparison(**_interval(versus, "difference"), **_test(versus))
     return Measurement(
         model=str(value["model"]),
         scaling=str(value["scaling"]),
@@ -416,12 +454,7 @@ def _measurement(value: Mapping[str, Any]) -> Measurement:
             Bucket(int(part["start"]), int(part["end"]), _number(part["loss"], math.inf))
             for part in value["positions"]
         ),
-        comparison=None
-        if versus is None
-        else Comparison(
-            **_interval(versus, "difference"),
-            **_test(versus),
-        ),
+        comparison=comparison,
     )
 
 

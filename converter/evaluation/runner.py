@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -17,8 +18,7 @@ from transformers import GenerationConfig
 
 from converter.errors import MissingPackage, SourceError, UsageError
 from converter.evaluation import trainable
-from converter.evaluation.samples import FILLER, batches, filled
-from converter.evaluation.trainable import IGNORE, Batch
+from converter.evaluation.batches import IGNORE, PADDING, Batch, batches_by_length, padded
 from converter.progress import Advance
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -110,32 +110,40 @@ def complete(
     """
     check_ids(model, max((max(prompt) for prompt in prompts), default=0))
     stated = model.generation_config
-    ends = stated.eos_token_id if stated.eos_token_id is not None else tokenizer.eos_token_id
-    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    ends = _ends(stated.eos_token_id, tokenizer.eos_token_id)
     # Padding is masked or comes after the end of a row, so the padding token can be any valid id.
     greedy = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
         num_beams=1,
         eos_token_id=ends or None,
-        pad_token_id=FILLER,
+        pad_token_id=PADDING,
     )
     # generate() takes options that are not given from the model's own config, so replace that.
     model.generation_config = greedy
     texts = [""] * len(prompts)
     try:
-        for rows in batches([len(prompt) + max_new_tokens for prompt in prompts], hardware.rows):
-            ids, mask = filled([prompts[index] for index in rows], hardware.device, left=True)
+        lengths = [len(prompt) + max_new_tokens for prompt in prompts]
+        for places in batches_by_length(lengths, hardware.rows):
+            ids, mask = padded([prompts[place] for place in places], hardware.device, left=True)
             _forget(model)
             output = model.generate(input_ids=ids, attention_mask=mask)
-            for row, index in enumerate(rows):
+            for row, place in enumerate(places):
                 said = output[row, ids.shape[1] :].tolist()
-                end = next((place for place, token in enumerate(said) if token in ends), len(said))
-                texts[index] = tokenizer.decode(said[:end], skip_special_tokens=True)
-            advance(sum(len(prompts[index]) for index in rows))
+                before_end = list(itertools.takewhile(lambda token: token not in ends, said))
+                texts[place] = tokenizer.decode(before_end, skip_special_tokens=True)
+            advance(sum(len(prompts[place]) for place in places))
     finally:
         model.generation_config = stated
     return texts
+
+
+def _ends(of_model: int | list[int] | None, of_tokenizer: int | None) -> list[int]:
+    """The tokens that end a text: those of the generation config, else that of the tokenizer."""
+    ends = of_tokenizer if of_model is None else of_model
+    if ends is None:
+        return []
+    return ends if isinstance(ends, list) else [ends]
 
 
 @torch.inference_mode()
@@ -147,10 +155,11 @@ def losses(model: Any, hardware: Hardware, batch: Batch, advance: Advance = int)
     if not hasattr(model.base_model, "alibi"):
         rows = max(1, min(rows, WHOLE_LOGITS // (length * model.config.vocab_size)))
     found = []
-    for part in zip(batch.ids.split(rows), batch.targets.split(rows), strict=True):
+    for ids, targets in zip(batch.ids.split(rows), batch.targets.split(rows), strict=True):
+        part = Batch(ids, targets).on(hardware.device)
         _forget(model)
-        found.append(trainable.losses(model, Batch(*part).on(hardware.device)).double().cpu())
-        advance(part[0].numel())
+        found.append(trainable.losses(model, part).double().cpu())
+        advance(ids.numel())
     result = np.zeros(batch.ids.shape)
     result[(batch.targets != IGNORE).numpy()] = torch.cat(found).numpy()
     return result

@@ -1,4 +1,4 @@
-"""The scalings to measure, the lengths to measure them at, and the command that bakes one in."""
+"""The scalings to measure, and the command that bakes one in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from converter.argv import argv
 from converter.errors import UsageError
@@ -20,7 +19,7 @@ RATES = (1.0, 2.0)
 """Rates of the dynamic scalings that ``tune`` tries."""
 
 
-def trials(
+def grid(
     methods: Sequence[Method],
     scales: Sequence[float] = (),
     dynamic: Sequence[Basis] = (),
@@ -33,27 +32,43 @@ def trials(
     Without ``rates`` the dynamic forms have rate 1, and without ``ramps`` by-parts has the model's own ramp.
     Raises ``UsageError`` for a method without a strength, or a strength without a method.
     """
-    scaling = [method for method in dict.fromkeys(methods) if method != "none"]
+    scaling_methods = [method for method in dict.fromkeys(methods) if method != "none"]
+    _check_grid(scaling_methods, scales, dynamic, rates, ramps)
+    found: list[Request] = []
+    if "none" in methods:
+        found.append(Request("none", train_length=train_length))
+    for method in scaling_methods:
+        own_ramps: Sequence[Parts | None] = [None]
+        if method == BY_PARTS and ramps:
+            own_ramps = list(dict.fromkeys(ramps))
+        for ramp in own_ramps:
+            for scale in dict.fromkeys(scales):
+                found.append(Request(method, scale=scale, ramp=ramp, train_length=train_length))
+            for basis in dict.fromkeys(dynamic):
+                for rate in dict.fromkeys(rates or (1.0,)):
+                    found.append(
+                        Request(method, dynamic=basis, rate=rate, ramp=ramp, train_length=train_length)
+                    )
+    return found
+
+
+def _check_grid(
+    methods: Sequence[Method],
+    scales: Sequence[float],
+    dynamic: Sequence[Basis],
+    rates: Sequence[float],
+    ramps: Sequence[Parts],
+) -> None:
+    """Raises ``UsageError`` for what belongs to an option that is not given; ``methods`` without none."""
     if rates and not dynamic:
         raise UsageError("`rates` belongs to `dynamic`; add e.g. `dynamic` position, or drop `rates`")
-    if scaling and not scales and not dynamic:
-        raise UsageError(f"`methods` {scaling[0]} needs a strength; give `scales` 2,4 or `dynamic` position")
-    if (scales or dynamic) and not scaling:
+    if methods and not scales and not dynamic:
+        raise UsageError(f"`methods` {methods[0]} needs a strength; give `scales` 2,4 or `dynamic` position")
+    if (scales or dynamic) and not methods:
         given = "`scales`" if scales else "`dynamic`"
         raise UsageError(f"{given} needs a method that scales; add e.g. `methods` ntk")
     if ramps and BY_PARTS not in methods:
         raise UsageError("`ramps` belongs to by-parts; add `methods` by-parts, or drop `ramps`")
-    found = [Request("none", train_length=train_length)] if "none" in methods else []
-    for method in scaling:
-        for ramp in dict.fromkeys(ramps) if ramps and method == BY_PARTS else (None,):
-            more: dict[str, Any] = {"train_length": train_length, "ramp": ramp}
-            found += [Request(method, scale=scale, **more) for scale in dict.fromkeys(scales)]
-            found += [
-                Request(method, dynamic=basis, rate=rate, **more)
-                for basis in dict.fromkeys(dynamic)
-                for rate in dict.fromkeys(rates or (1.0,))
-            ]
-    return found
 
 
 def candidates(model: Model, trained: int, target: int) -> list[Scaling]:
@@ -66,41 +81,39 @@ def candidates(model: Model, trained: int, target: int) -> list[Scaling]:
     models). In other decoders they would change the scaling of text already read while the model generates,
     and small models retrieved no more with them.
     """
+    ratio = target / trained
+    start, end = model.defaults.ramp
+    ramp = (start * trained, end * trained)
+    by_position: list[Scaling] = []
+    for rate in RATES:
+        by_position.append(Scaling(BY_PARTS, ramp=ramp, dynamic="position", rate=rate, train_length=trained))
+    for rate in RATES:
+        by_position.append(Scaling(NTK, dynamic="position", rate=rate, train_length=trained))
+    by_length = [replace(scaling, dynamic="length") for scaling in by_position]
+    # Half of a small ratio would be no factor.
+    ntk_factors = [factor for factor in (ratio / 2, ratio, 2 * ratio) if factor > 1]
+    linear_factors = [factor for factor in (ratio / 2, ratio) if factor > 1]
+    static = [
+        *(Scaling(NTK, factor) for factor in ntk_factors),
+        *(Scaling(BY_PARTS, factor, ramp) for factor in (ratio, 2 * ratio)),
+        *(Scaling("linear", factor) for factor in linear_factors),
+    ]
+    dynamic = _possible(model, by_position)
+    if not model.decoder or not dynamic:
+        dynamic = [*_possible(model, by_length), *dynamic]
+    return [UNSCALED, *dynamic, *_possible(model, static)]
 
-    def possible(scaling: Scaling) -> bool:
+
+def _possible(model: Model, scalings: Sequence[Scaling]) -> list[Scaling]:
+    """Those that the model can compute."""
+    found = []
+    for scaling in scalings:
         try:
             model.check_scaling(scaling)
         except UsageError:
-            return False
-        return True
-
-    ratio = target / trained
-    factors = [factor for factor in (ratio / 2, ratio, 2 * ratio) if factor > 1]
-    start, end = model.defaults.ramp
-    ramp = (start * trained, end * trained)
-    by_position = [
-        Scaling(method, ramp=own, dynamic="position", rate=rate, train_length=trained)
-        for method, own in ((BY_PARTS, ramp), (NTK, None))
-        for rate in RATES
-    ]
-    by_length = [replace(scaling, dynamic="length") for scaling in by_position]
-    static = [
-        *(Scaling("ntk", factor) for factor in factors),
-        *(Scaling("by-parts", factor, ramp) for factor in factors[-2:]),
-        *(Scaling("linear", factor) for factor in factors[:-1]),
-    ]
-    dynamic = list(filter(possible, by_position))
-    if not model.decoder or not dynamic:
-        dynamic = [*filter(possible, by_length), *dynamic]
-    return [UNSCALED, *dynamic, *filter(possible, static)]
-
-
-def ladder(trained: int, target: int) -> list[int]:
-    """The lengths of the curve: the trained length, its doublings, and the target."""
-    lengths = [trained]
-    while 2 * lengths[-1] < target:
-        lengths.append(2 * lengths[-1])
-    return [*lengths, target]
+            continue
+        found.append(scaling)
+    return found
 
 
 def command(

@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from converter.bytesize import bytes_text
 from converter.config import is_count
 from converter.errors import MissingPackage, ServerError, UnsupportedModel, UsageError, VerificationError
+from converter.evaluation.batches import IGNORE, Batch, next_tokens
+from converter.evaluation.evaluated_model import about, open_evaluated_model, open_language_model
 from converter.evaluation.runner import SHARE, choose, free_memory
-from converter.evaluation.samples import next_tokens
-from converter.evaluation.subject import about, open_language_model, open_subject
-from converter.evaluation.trainable import IGNORE, Batch
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.open import read_model
@@ -64,7 +63,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Served:
-    """A model on a server; it has the members of ``Subject`` that an exam of a decoder uses."""
+    """A model on a server; it has the members of ``EvaluatedModel`` that the benchmark of a decoder uses."""
 
     model: Model
     tokenizer: Any
@@ -98,7 +97,8 @@ class Served:
 
         def ask(ids: list[int]) -> NDArray[np.float64]:
             logprobs = self._ask(ids, max_tokens=1, echo=True, logprobs=0).logprobs
-            found = (logprobs and logprobs.token_logprobs) or []
+            found = logprobs.token_logprobs if logprobs else None
+            found = found or []
             if len(found) < len(ids) or None in found[1 : len(ids)]:
                 raise ServerError(
                     f"the server at {self.url} gives no log-probabilities of a prompt (`echo` with "
@@ -138,7 +138,9 @@ class Served:
         Raises ``VerificationError`` for a server that computes the unscaled model.
         """
         scaling, trained = self.model.scaling, self.model.trained.tokens
-        start = trained or 0 if scaling.dynamic else 0
+        start = 0
+        if scaling.dynamic and trained:
+            start = trained
         ids = ids[: 2 * trained if trained else MOST_TOKENS]
         weights = self.model.source.weights()
         size = sum(each or 0 for each in weights.values())
@@ -154,8 +156,8 @@ class Served:
         else:
             say(f"checking whether the server scales, with the weights of {self.model.name} on the CPU here")
             batch = next_tokens(np.array([ids]))
-            with open_subject(folder, hardware, **source) as subject:
-                here = [subject.losses(each, batch)[0, start:-1] for each in (UNSCALED, scaling)]
+            with open_evaluated_model(folder, hardware, **source) as local:
+                here = [local.losses(each, batch)[0, start:-1] for each in (UNSCALED, scaling)]
             there = self.losses(scaling, batch)[0, start:-1]
             self.scales = self._verdict(share(there, *here))
 

@@ -1,10 +1,9 @@
-"""Confidence intervals, and what two scalings measured on the same items say of each other."""
+"""Confidence intervals, paired tests of scores on the same items, and the power of such a test."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from converter.evaluation.results import (
     WORTH_RATIO,
     Comparison,
     Shown,
-    Verdict,
     exp_of,
 )
 
@@ -36,18 +34,6 @@ IGNORED = 1e-9
 Interval = tuple[float, float]
 QUANTILES = float(stats.norm.isf((1 - CONFIDENCE) / 2) + stats.norm.ppf(POWER))
 """How many standard errors a gain must be for ``POWER``."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What a comparison with no scaling shows."""
-
-    verdict: Verdict
-    comparison: Comparison
-    items: int
-    gain: float
-    """The gain that ``needed`` items would show: in the mean score, or 1 minus a ratio of perplexities."""
-    needed: int
 
 
 def summarise(metric: str, scores: Sequence[float]) -> tuple[float, float, float]:
@@ -69,8 +55,8 @@ def summarise(metric: str, scores: Sequence[float]) -> tuple[float, float, float
     return mean, max(low, 0.0), min(high, 1.0)
 
 
-def compare(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> Comparison:
-    """Compares a scaling's scores with a baseline's on the same items, in the same order.
+def compare_scores(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> Comparison:
+    """Compares a candidate's scores with a baseline's on the same items, in the same order.
 
     Where items are right or wrong, ``p`` comes from the exact two-sided sign test over the items that differ,
     which is McNemar's test, and the interval is that of ``paired_interval``. Other scores and losses are
@@ -81,21 +67,27 @@ def compare(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> 
     """
     differences = _differences(metric, scores, baseline)
     gains = -differences if metric == PERPLEXITY else differences
-    better, worse, gain = int((gains > 0).sum()), int((gains < 0).sum()), _mean(gains)
+    better, worse = int((gains > 0).sum()), int((gains < 0).sum())
+    gain = _mean(gains)
     right_or_wrong = metric != PERPLEXITY and _right_or_wrong(differences)
+    infinite = not np.isfinite(differences).all()
+
     if right_or_wrong:
         low, high = paired_interval(better, worse, len(gains))
     else:
         low, high = t_interval(differences)
-    if right_or_wrong or not np.isfinite(differences).all():
+
+    if right_or_wrong or infinite:
         p = _sign_p(better, worse)
         telling = (better - worse) * gain > 0  # false for an infinite loss in a few windows
     else:
         p = max(_t_p(differences), permutation_p(differences))
         telling = metric != PERPLEXITY or len(gains) >= FEWEST_WINDOWS
+
     shows: Shown = "nothing"
     if p < SIGNIFICANT and telling:
         shows = "gain" if gain > 0 else "loss"
+
     mean = _mean(differences)
     if metric == PERPLEXITY:
         return Comparison(exp_of(mean), exp_of(low), exp_of(high), better, worse, p, shows)
@@ -130,19 +122,27 @@ def paired_interval(better: int, worse: int, items: int) -> Interval:
     product. So the interval leaves out 0 exactly if McNemar's exact test gives p < 0.05. It never has width
     zero, and covers the true difference in at least 95 % of all samples (tested by enumeration).
     """
-    low, high = (2 * share - 1 for share in _clopper_pearson(better, better + worse))
+    least_better, most_better = _clopper_pearson(better, better + worse)
     fewest, most = _clopper_pearson(better + worse, items)
-    return low * (fewest if low > 0 else most), high * (most if high > 0 else fewest)
+    low, high = 2 * least_better - 1, 2 * most_better - 1
+    low *= fewest if low > 0 else most
+    high *= most if high > 0 else fewest
+    return low, high
 
 
-def judge(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> Judgement:
-    """Whether a scaling helps, does not, or whether these items, the same for none, cannot tell."""
-    found = compare(metric, scores, baseline)
-    gain = 1 - WORTH_RATIO if metric == PERPLEXITY else WORTH
+def gain_to_show(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> tuple[float, int]:
+    """A gain that more items would show, and how many items that takes; the fewest are one more than these.
+
+    The gain is that which is worth a scaling (``WORTH``, for perplexity 1 minus ``WORTH_RATIO``), halved as
+    long as these items would have shown it already.
+    """
     differences = _differences(metric, scores, baseline)
-    while (count := _needed(metric, differences, gain)) <= len(scores):
+    gain = 1 - WORTH_RATIO if metric == PERPLEXITY else WORTH
+    needed = _needed(metric, differences, gain)
+    while needed <= len(scores):
         gain /= 2
-    return Judgement(found.verdict(metric, len(scores)), found, len(scores), gain, count)
+        needed = _needed(metric, differences, gain)
+    return gain, needed
 
 
 def items_to_show(spread: float, gain: float) -> int:
@@ -158,11 +158,13 @@ def fewest_shown(items: int) -> int | None:
 
     Each gets better with the same chance, and ``FEWEST`` must. None for fewer items than that.
     """
-    counts = range(FEWEST, items + 1)
-    return next((each for each in counts if stats.binom.sf(FEWEST - 1, items, each / items) >= POWER), None)
+    for count in range(FEWEST, items + 1):
+        if stats.binom.sf(FEWEST - 1, items, count / items) >= POWER:
+            return count
+    return None
 
 
-def promise(items: int, what: str) -> str:
+def power_text(items: int, what: str) -> str:
     """What so many items can show, in words; ``what`` they are."""
     shown = fewest_shown(items)
     if shown is None:

@@ -12,34 +12,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from converter.evaluation.batches import IGNORE, Batch
 from converter.scaling.scaling import EXPONENTS, TEMPERATURES, Scaling
 from converter.scaling.slopes import Slopes
 
-IGNORE = -100
-"""The target of a token after which nothing is predicted, as in torch."""
 LOGITS_AT_ONCE = 1 << 25
 """Most elements of logits in memory at a time: 128 MiB in float32, and as much again for their gradients."""
 CHANNELS = 8
 """Channels that attention appends to each head."""
 DIGITS = 4
 """Decimals of a fitted number; a slope then changes by less than 0.1 % of itself."""
-
-
-class Batch(NamedTuple):
-    """Rows of tokens, and what is predicted from each."""
-
-    ids: torch.Tensor
-    """int64 [rows, tokens]."""
-    targets: torch.Tensor
-    """int64 [rows, tokens]: the token to predict from each hidden state, or ``IGNORE``."""
-
-    def on(self, device: torch.device) -> Batch:
-        return Batch(self.ids.to(device), self.targets.to(device))
 
 
 class TrainableAlibi:
@@ -131,10 +118,10 @@ def losses(model: Any, batch: Batch) -> torch.Tensor:
         states, head = model(batch.ids, use_cache=False).logits, torch.nn.Identity()
     # With a vocabulary of 250,000, the logits of 8192 tokens take 8 GB: compute a few tokens at a time.
     step = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    all_states = states.flatten(0, 1).split(step)
+    all_targets = batch.targets.to(states.device).flatten().split(step)
     parts = []
-    for some, targets in zip(
-        states.flatten(0, 1).split(step), batch.targets.to(states.device).flatten().split(step), strict=True
-    ):
+    for some, targets in zip(all_states, all_targets, strict=True):
         counted = targets != IGNORE
         parts.append(_checkpoint(_token_losses, head, some[counted], targets[counted]))
     return torch.cat(parts)

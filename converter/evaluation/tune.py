@@ -1,12 +1,13 @@
 """Finds the scaling that serves a length best: an evaluation of fixed candidates, in two halves.
 
-Half of the prompts and windows choose: every candidate gets them at the target length. The other half judges
-the best by retrieval and the best by perplexity against the unscaled model, from the trained length to the
-target. So the best of several, which looks better than it is, is not judged by what it was chosen by.
+The validation half of the prompts and windows chooses: every candidate gets it at the target length. The test
+half judges the best by retrieval and the best by perplexity against the baseline, from the trained length to
+the target. So the best of several, which looks better than it is, is not judged by what it was chosen by.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,24 +17,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from converter.errors import UsageError
-from converter.evaluation.evaluate import compared, run_settings
-from converter.evaluation.exam import Exam
+from converter.evaluation.benchmark import Benchmark, doubling_lengths
+from converter.evaluation.comparison import RETRIEVAL, Conclusion, Scores, ScoreTable, conclude
+from converter.evaluation.evaluate import run_settings
+from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
 from converter.evaluation.results import (
     FEWEST_WINDOWS,
     PERPLEXITY,
     Comparison,
-    Measurement,
     Results,
     Verdict,
     finite,
 )
 from converter.evaluation.runner import choose
-from converter.evaluation.scalings import candidates, command, ladder
-from converter.evaluation.statistics import Judgement, compare, judge, promise
-from converter.evaluation.subject import Subject, open_subject
+from converter.evaluation.scalings import candidates, command
+from converter.evaluation.split import in_halves
+from converter.evaluation.statistics import power_text
 from converter.evaluation.tasks import AnyTask, make_tasks
 from converter.paths import listed
-from converter.progress import Bar, token_bar
+from converter.progress import token_bar
 from converter.scaling.request import Request
 from converter.scaling.scaling import UNSCALED, Scaling, short_names
 from converter.source.slopes_file import read_slopes_file
@@ -43,9 +45,7 @@ if TYPE_CHECKING:
 
     from converter.model.open import SourceOptions
 
-RETRIEVAL = "retrieval"
-"""All tasks taken together."""
-ITEMS = 100
+DEFAULT_ITEMS = 100
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Choice:
     measure: str
     """"retrieval" or "perplexity"."""
     scaling: Scaling
-    judgement: Judgement
+    judgement: Conclusion
     """At the target length; for prompts from a file, at their longest length."""
     other: Comparison | None
     """The same by the other measure; None if there is none."""
@@ -67,8 +67,11 @@ class Choice:
     @property
     def verdict(self) -> Verdict:
         """Whether it helps: a gain by its measure is none if it significantly loses by the other."""
+        verdict = self.judgement.verdict
         harms = self.other is not None and self.other.loses
-        return "does not help" if harms and self.judgement.verdict == "helps" else self.judgement.verdict
+        if harms and verdict == "helps":
+            return "does not help"
+        return verdict
 
 
 @dataclass(frozen=True)
@@ -91,27 +94,34 @@ class Tuning:
     @property
     def verdict(self) -> Verdict:
         """Whether a scaling helps; "cannot tell" also if the tasks cannot be done without scaling."""
-        found = [choice.verdict for choice in self.choices]
-        order: tuple[Verdict, ...] = ("helps", "cannot tell", "does not help")
-        return next((each for each in order if each in found), "cannot tell")
+        verdicts = [choice.verdict for choice in self.choices]
+        if "helps" in verdicts:
+            return "helps"
+        if "cannot tell" in verdicts or not verdicts:
+            return "cannot tell"
+        return "does not help"
 
     @property
     def advice(self) -> Scaling:
         """The scaling to bake in: the first choice that helps, retrieval first; else the baseline."""
-        return next((each.scaling for each in self.choices if each.verdict == "helps"), self.baseline)
+        for choice in self.choices:
+            if choice.verdict == "helps":
+                return choice.scaling
+        return self.baseline
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON, and the verdict."""
+        choices = []
+        for choice in self.choices:
+            named = {"scaling": str(choice.scaling), "verdict": choice.verdict}
+            choices.append({**asdict(choice), **named})
         value = {
             "model": self.model,
             "train_length": self.train_length,
             "target_length": self.target_length,
             "verdict": self.verdict,
             "candidates": self.candidates.to_json()["measurements"],
-            "choices": [
-                asdict(each) | {"scaling": str(each.scaling), "verdict": each.verdict}
-                for each in self.choices
-            ],
+            "choices": choices,
             "curve": self.curve.to_json(),
             "baseline": self.baseline.to_json(),
             "advice": self.advice.to_json(),
@@ -127,7 +137,7 @@ def tune(
     *,
     tasks: Sequence[AnyTask | str] = (),
     text: str | Path | Sequence[str | Path] = (),
-    items: int = ITEMS,
+    items: int = DEFAULT_ITEMS,
     slopes: str | Path | None = None,
     seed: int = 0,
     device: str | None = None,
@@ -162,44 +172,67 @@ def tune(
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files, items=items)
     hardware = choose(device, dtype, batch_size)
-    with open_subject(model, hardware, progress=progress, **source) as subject:
+    with open_evaluated_model(model, hardware, progress=progress, **source) as evaluated:
         started = time.monotonic()
-        trained = subject.stretched_to(target_length)
-        baseline = subject.baseline
-        others = candidates(subject.model, trained, target_length)
-        scalings = list(dict.fromkeys([baseline, *others]))
+        trained = evaluated.stretched_to(target_length)
+        baseline = evaluated.baseline
+        scalings = [baseline, *candidates(evaluated.model, trained, target_length)]
         if slopes is not None:
-            scalings.append(subject.model.resolve(Request(slopes=read_slopes_file(slopes))))
-        exam = Exam.prepare(subject, asked, files, ladder(trained, target_length), items, seed, say)
-        judging, choosing = _halves(exam, trained, target_length)
-        finalists = 1 + bool(exam.tasks) + bool(exam.windows.size)
-        work = choosing.tokens * len(scalings) + judging.tokens * finalists
-        say(_announcement(subject, choosing, len(scalings), work))
-        say(_promise(judging))
-        named = {scaling: short_names(map(str, scalings))[str(scaling)] for scaling in scalings}
-        with token_bar(named[baseline], work, show=progress) as bar:
-            stock = judging.measure(subject, baseline, bar, first=True)
-            failed = [each.task for each in stock if each.length <= trained and each.value == 0]
-            choosing, judging = choosing.at_longest(failed), judging.only(stock)
-            found = _run(choosing, subject, named if choosing.tokens else {}, bar)
-            best = {
-                measure: _best(found, measure, scalings[1:])
-                for measure in (RETRIEVAL, PERPLEXITY)
-                if any(_of(measure, each) for each in found)
-            }
-            curve = _run(judging, subject, {each: named[each] for each in best.values()}, bar, stock)
+            scalings.append(evaluated.model.resolve(Request(slopes=read_slopes_file(slopes))))
+        scalings = list(dict.fromkeys(scalings))
+
+        lengths = doubling_lengths(trained, target_length)
+        benchmark = Benchmark.prepare(evaluated, asked, files, lengths, items, seed, say)
+        halves = in_halves(benchmark, trained, target_length)
+        finalists = 1  # the baseline, the best by retrieval, and the best by perplexity
+        if benchmark.tasks:
+            finalists += 1
+        if benchmark.windows.size:
+            finalists += 1
+        work = halves.validation.tokens * len(scalings) + halves.test.tokens * finalists
+        say(_announcement(evaluated, halves.validation, len(scalings), work))
+        say(_power(halves.test))
+
+        names = _names(scalings)
+        short = short_names(names.values())
+        titles = {scaling: short[name] for scaling, name in names.items()}
+        with token_bar(titles[baseline], work, show=progress) as bar:
+            test_scores = ScoreTable()
+            baseline_scores = halves.test.measure(evaluated, baseline, bar, stop_at_failure=True)
+            test_scores.add(baseline, baseline_scores)
+            test = halves.test.only(baseline_scores)
+
+            # A task that the model cannot do within the trained length tells nothing, so it does not choose.
+            failed = _failed(baseline_scores, trained)
+            validation = halves.validation.at_longest(without=failed)
+            validation_scores = ScoreTable()
+            if validation.tokens:
+                for scaling in scalings:
+                    bar.rename(titles[scaling])
+                    validation_scores.add(scaling, validation.measure(evaluated, scaling, bar))
+
+            best = {}
+            for measure in (RETRIEVAL, PERPLEXITY):
+                if validation_scores.pooled(baseline, measure) is not None:
+                    best[measure] = _best(validation_scores, measure, scalings[1:])
+            for scaling in dict.fromkeys(best.values()):
+                bar.rename(titles[scaling])
+                test_scores.add(scaling, test.measure(evaluated, scaling, bar))
             bar.rename("tuning")
-        about = {subject.model.name: subject.describe(baseline)}
+        about = {evaluated.model.name: evaluated.describe(baseline)}
     seconds = time.monotonic() - started
+
+    name = evaluated.model.name
+    tried = validation_scores.measurements(name, baseline, names)
+    curve = test_scores.measurements(name, baseline, names)
+    telling = test_scores.without(failed)
+    choices = [_choice(measure, scaling, baseline, telling, trained) for measure, scaling in best.items()]
     result = Tuning(
-        model=subject.model.name,
+        model=name,
         train_length=trained,
         target_length=target_length,
-        candidates=Results(found, about, settings, seconds),
-        choices=[
-            _choice(measure, scaling, baseline, [each for each in curve if each.task not in failed], trained)
-            for measure, scaling in best.items()
-        ],
+        candidates=Results(tried, about, settings, seconds),
+        choices=choices,
         curve=Results(curve, about, settings, seconds),
         command=None,
         seconds=seconds,
@@ -207,110 +240,91 @@ def tune(
     )
     if result.advice == baseline:
         return result
-    source["revision"] = subject.model.source.commit  # what was measured
-    bake = command(model, result.advice, trained, source, slopes=None if slopes is None else str(slopes))
-    return replace(result, command=bake)
+    source["revision"] = evaluated.model.source.commit  # what was measured
+    file = None if slopes is None else str(slopes)
+    return replace(result, command=command(model, result.advice, trained, source, slopes=file))
 
 
-def pooled(measure: str, scaling: Scaling, found: Sequence[Measurement]) -> list[float]:
-    """The scores of a scaling by a measure, over all tasks and lengths in ``found``."""
-    own = [each for each in found if _of(measure, each) and each.scaling == str(scaling)]
-    return [score for each in own for score in each.scores]
+def _names(scalings: Sequence[Scaling]) -> dict[Scaling, str]:
+    """The text of each scaling for results; the baseline, which comes first, may read like fitted slopes."""
+    names = {scaling: str(scaling) for scaling in scalings}
+    baseline, *others = scalings
+    if names[baseline] in [names[scaling] for scaling in others]:
+        names[baseline] += ", as tuned"
+    return names
 
 
-def _halves(exam: Exam, trained: int, target: int) -> tuple[Exam, Exam]:
-    """Half of the prompts of each length to judge by, and the others of the longest length to choose by."""
-    exam = exam.keeping(lambda _, length: length <= target)  # a file may hold longer prompts
-    for name, by_length in exam.material.items():
-        last = max(by_length, default=0)
-        if last <= trained:
-            raise UsageError(
-                f"{name} has no prompts between the trained length {trained} and the target {target}; "
-                "give longer ones, or another `target_length`"
-            )
-        if len(by_length[last]) < 2:
-            raise UsageError(
-                f"{name} has one prompt of length {last}, but choosing and judging need one each; give at "
-                "least two of that length"
-            )
-    if len(exam.windows) == 1:
-        raise UsageError(f"`text` has only one window of {target} tokens; give twice as much text")
-    judging = exam.sliced(lambda count: slice(0, max(1, count // 2)))
-    return judging, exam.sliced(lambda count: slice(count // 2, count)).at_longest()
-
-
-def _announcement(subject: Subject, exam: Exam, scalings: int, work: int) -> str:
+def _announcement(evaluated: EvaluatedModel, validation: Benchmark, scalings: int, work: int) -> str:
     """How much is measured, and how long it takes by the time of the first prompt of each task."""
-    first = exam.sliced(lambda _: slice(0, 1))
-    subject.scaled(subject.baseline)  # loaded before the time is taken
+    first = validation.first_items()
+    evaluated.scaled(evaluated.baseline)  # loaded before the time is taken
     started = time.monotonic()
-    first.measure(subject, subject.baseline)
+    first.measure(evaluated, evaluated.baseline)
     minutes = work / first.tokens * (time.monotonic() - started) / 60
     return f"measuring {scalings} scalings takes about {minutes:.1f} minutes; fewer items take less"
 
 
-def _promise(judging: Exam) -> str:
-    """What judges at the target, and what gain it can show."""
-    last = judging.at_longest()
-    asked = sum(len(found) for by_length in last.material.values() for found in by_length.values())
-    parts = [promise(asked, "prompts or queries")] if asked else []
-    if windows := len(last.windows):
-        few = f", too few to tell: give text for {2 * FEWEST_WINDOWS}, of which half judge"
-        parts.append(f"{windows} windows" + few * (windows < FEWEST_WINDOWS))
+def _power(test: Benchmark) -> str:
+    """What the test half holds at the target, and what gain it can show."""
+    last = test.at_longest()
+    asked = sum(len(found) for found in last.material.values())
+    windows = len(last.windows)
+    parts = []
+    if asked:
+        parts.append(power_text(asked, "prompts or queries"))
+    if windows >= FEWEST_WINDOWS:
+        parts.append(f"{windows} windows")
+    elif windows:
+        needed = 2 * FEWEST_WINDOWS
+        parts.append(f"{windows} windows, too few to tell: give text for {needed}, of which half judge")
     return f"kept back to judge by: {'; '.join(parts)}"
 
 
-def _run(
-    exam: Exam,
-    subject: Subject,
-    named: Mapping[Scaling, str],
-    bar: Bar,
-    stock: Sequence[Measurement] = (),
-) -> list[Measurement]:
-    """Measures the scalings, which the bar names, and compares them with the first one, or with ``stock``."""
-    found: list[Measurement] = []
-    for scaling, name in named.items():
-        bar.rename(name)
-        found += exam.measure(subject, scaling, bar)
-    return compared([(each, None) for each in (*stock, *found)])
+def _failed(found: Scores, trained: int) -> list[str]:
+    """The tasks without a right answer at a length within the trained one."""
+    failed = []
+    for (task, length), scores in found.items():
+        if task != PERPLEXITY and length <= trained and not any(scores.scores):
+            failed.append(task)
+    return failed
 
 
-def _of(measure: str, each: Measurement) -> bool:
-    return (each.task == PERPLEXITY) == (measure == PERPLEXITY)
-
-
-def _best(found: Sequence[Measurement], measure: str, scalings: Sequence[Scaling]) -> Scaling:
-    """The best scaling but the baseline by a measure; among equals the first, which is the mildest."""
+def _best(scores: ScoreTable, measure: str, scalings: Sequence[Scaling]) -> Scaling:
+    """The best of these scalings by a measure; among equals the first, which is the mildest."""
 
     def badness(scaling: Scaling) -> float:
-        mean = float(np.mean(pooled(measure, scaling, found)))
-        return float(np.nan_to_num(mean, nan=np.inf)) if measure == PERPLEXITY else -mean
+        found = scores.pooled(scaling, measure)
+        assert found is not None  # the baseline has scores by this measure, so all have
+        mean = float(np.mean(found.scores))
+        if measure == RETRIEVAL:
+            return -mean
+        return float(np.nan_to_num(mean, nan=math.inf))  # a loss that is no number is the worst
 
     return min(scalings, key=badness)
 
 
-def _choice(
-    measure: str, scaling: Scaling, baseline: Scaling, curve: Sequence[Measurement], trained: int
-) -> Choice:
-    longest = {
-        task: max(each.length for each in curve if each.task == task)
-        for task in {each.task for each in curve}
-    }
-    at_target = [each for each in curve if each.length == longest[each.task]]
-    short = min((each.length for each in curve if each.length <= trained), default=None)
-    at_short = [each for each in curve if each.length == short]
-
-    def versus(measure: str, measured: Sequence[Measurement]) -> Comparison | None:
-        ours, theirs = (pooled(measure, each, measured) for each in (scaling, baseline))
-        return compare(measure, ours, theirs) if ours else None
-
+def _choice(measure: str, scaling: Scaling, baseline: Scaling, scores: ScoreTable, trained: int) -> Choice:
+    """A scaling against the baseline: at the target by both measures, and at short range."""
+    at_target = scores.at_longest()
+    ours = at_target.pooled(scaling, measure)
+    theirs = at_target.pooled(baseline, measure)
+    assert ours is not None  # it was chosen by this measure
+    assert theirs is not None
     other = PERPLEXITY if measure == RETRIEVAL else RETRIEVAL
-    costs = {each: versus(each, at_short) for each in (RETRIEVAL, PERPLEXITY)}
+
+    within = [length for length in scores.lengths() if length <= trained]
+    short = min(within, default=None)
+    at_short = scores.at_length(short)
+    costs = {}
+    for each in (RETRIEVAL, PERPLEXITY):
+        cost = at_short.compared(baseline, scaling, each)
+        if cost is not None:
+            costs[each] = cost
     return Choice(
         measure=measure,
         scaling=scaling,
-        judgement=judge(measure, *(pooled(measure, each, at_target) for each in (scaling, baseline))),
-        other=versus(other, at_target),
+        judgement=conclude(theirs, ours),
+        other=at_target.compared(baseline, scaling, other),
         short=short,
-        at_short={each: found for each, found in costs.items() if found is not None},
+        at_short=costs,
     )

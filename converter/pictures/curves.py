@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 from converter.errors import UsageError
 from converter.evaluation.results import PERPLEXITY, Measurement, Results, exp_of, perplexity_text
-from converter.evaluation.statistics import compare, summarise
+from converter.evaluation.statistics import compare_scores as compare
+from converter.evaluation.statistics import summarise
 from converter.pictures import style
 from converter.pictures.style import MOST_LINES, log2_axis, plain, power_text, styled
 from converter.scaling.scaling import short_names

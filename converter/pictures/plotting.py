@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from converter.errors import OutputError, UsageError, option
 from converter.evaluation.results import RESULTS, Results
-from converter.evaluation.scalings import trials
+from converter.evaluation.scalings import grid as trials
 from converter.pictures.curves import draw_curves, draw_models
 from converter.pictures.per_head import draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.positions import Positions, read

@@ -91,13 +91,14 @@ class PromptFile(Task):
             return self._cut(tokenizer, lengths, self.cases[:count])
         groups: dict[int, list[Item]] = {}
         for case in self.cases:
-            if len(groups.get(case.length or 0, ())) == count:
+            length = case.length or 0  # 0: it has none of its own
+            if len(groups.get(length, ())) == count:
                 continue
             item = Item(encode(tokenizer, case.prompt), case.answers, case.depth)
-            tokens = max(len(item.ids), 1)
-            found = min((each for each in lengths if each >= tokens), default=1 << (tokens - 1).bit_length())
-            groups.setdefault(case.length or (found if self.unsized else 0), []).append(item)
-        if not self.unsized and 0 in groups:
+            if length == 0 and self.unsized:
+                length = _next_length(len(item.ids), lengths)
+            groups.setdefault(length, []).append(item)
+        if 0 in groups:
             alike = groups.pop(0)
             groups[max(len(item.ids) for item in alike)] = alike
         return {length: items[:count] for length, items in sorted(groups.items())}
@@ -121,6 +122,12 @@ class PromptFile(Task):
             ]
             for length in lengths
         }
+
+
+def _next_length(tokens: int, lengths: Sequence[int]) -> int:
+    """The next of these lengths, else the next power of two."""
+    enough = [length for length in lengths if length >= tokens]
+    return min(enough, default=1 << (tokens - 1).bit_length())
 
 
 def cut_middle(tokenizer: Any, ids: tuple[int, ...], room: int) -> tuple[int, ...]:

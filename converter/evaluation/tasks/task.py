@@ -91,21 +91,30 @@ class Collection:
     def __getitem__(self, part: slice) -> Collection:
         """Some of the queries, with their documents and their share of those that answer none."""
         chosen = range(len(self))[part]
-        answers = {document for grades in self.relevant for document in grades}
+        answers: set[int] = set()
+        for grades in self.relevant:
+            answers.update(grades)
         others = [document for document in range(len(self.documents)) if document not in answers]
-        first, last = (place * len(others) // len(self) for place in (chosen.start, chosen.stop))
-        wanted = {document for query in chosen for document in self.relevant[query]}
-        kept = sorted(wanted.union(others[first:last][: MOST_OTHERS * len(chosen)]))
+        first = chosen.start * len(others) // len(self)
+        last = chosen.stop * len(others) // len(self)
+        wanted = set(others[first:last][: MOST_OTHERS * len(chosen)])
+        for query in chosen:
+            wanted.update(self.relevant[query])
+        kept = sorted(wanted)
         places = {document: place for place, document in enumerate(kept)}
-        left_out = [self.left_out[query] for query in chosen] if self.left_out else []
+        relevant = []
+        left_out = []
+        for query in chosen:
+            grades = self.relevant[query]
+            relevant.append({places[document]: grade for document, grade in grades.items()})
+            if self.left_out:
+                own = self.left_out[query]
+                left_out.append(None if own is None else places.get(own))
         return Collection(
             queries=[self.queries[query] for query in chosen],
             documents=[self.documents[document] for document in kept],
-            relevant=[
-                {places[document]: grade for document, grade in self.relevant[query].items()}
-                for query in chosen
-            ],
-            left_out=[None if each is None else places.get(each) for each in left_out],
+            relevant=relevant,
+            left_out=left_out,
         )
 
 

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory, reason
+from converter.evaluation.batches import Batch
 from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.results import OTHER_CODE
 from converter.evaluation.runner import Hardware, complete, losses
-from converter.evaluation.trainable import Batch
 from converter.families.templates import templates_folder
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
@@ -61,7 +61,7 @@ LONGEST_PROMPT = 1 << 24
 
 
 @dataclass
-class Subject:
+class EvaluatedModel:
     """A checkpoint, and its one model that is loaded at a time."""
 
     model: Model
@@ -177,23 +177,24 @@ class Subject:
     def describe(self, scaling: Scaling) -> dict[str, Any]:
         model = self.scaled(scaling)
         devices = set(getattr(model, "hf_device_map", {"": model.device}).values())
-        return {
-            **about(self.model),
-            **({"code": OTHER_CODE} if self.other_code else {}),
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "device": ", ".join(sorted(map(str, devices))),
-            **({"predicts": "masked tokens"} if self.predicts_masked else {}),
-        }
+        found = about(self.model)
+        if self.other_code:
+            found["code"] = OTHER_CODE
+        found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        found["dtype"] = str(model.dtype).removeprefix("torch.")
+        found["device"] = ", ".join(sorted(map(str, devices)))
+        if self.predicts_masked:
+            found["predicts"] = "masked tokens"
+        return found
 
     def _load_patched(self, patched: Patched) -> Any:
         named = patched.model.config["auto_map"]
         if not self.model.decoder:
             model_class = patched.architecture
-        elif (reference := named.get(CAUSAL)) is None:
-            raise UnsupportedModel(f"{self.model.name} has no language model, which evaluation needs")
+        elif CAUSAL in named:
+            model_class = getattr(patched.modeling, named[CAUSAL].partition(".")[2])
         else:
-            model_class = getattr(patched.modeling, reference.partition(".")[2])
+            raise UnsupportedModel(f"{self.model.name} has no language model, which evaluation needs")
         config = patched.build_config(alibi_scaling=None)
         model = self._load(model_class, patched.model.folder, config=config)
         self.stock = tuple(model.base_model.alibi.slopes[0])
@@ -232,15 +233,17 @@ class Subject:
 
 def about(model: Model) -> dict[str, Any]:
     """What results record about a model, wherever it runs."""
-    return {
+    found = {
         "family": model.kind,
         "commit": model.source.commit,
         "train_length": model.trained.tokens,
         "heads": model.geometry.num_heads,
         "layers": model.geometry.num_layers,
         "vocabulary": model.config.get("vocab_size"),
-        **({"set": dict(model.overrides)} if model.overrides else {}),
     }
+    if model.overrides:
+        found["set"] = dict(model.overrides)
+    return found
 
 
 def open_language_model(
@@ -262,9 +265,9 @@ def open_language_model(
 
 
 @contextlib.contextmanager
-def open_subject(
+def open_evaluated_model(
     model: str | Path, hardware: Hardware, *, progress: bool = False, **options: Unpack[SourceOptions]
-) -> Iterator[Subject]:
+) -> Iterator[EvaluatedModel]:
     """Opens a checkpoint, stock or converted, for evaluation; see ``evaluate`` for what it raises."""
     opened = open_language_model(model, progress=progress, **options)
     source = opened.source
@@ -286,16 +289,16 @@ def open_subject(
                     f"({patched.architecture.__name__}); evaluation needs one of them"
                 )
         tokenizer = load_tokenizer(folder, source.name, patched)
-        subject = Subject(opened, tokenizer, hardware, work, patched)
+        evaluated = EvaluatedModel(opened, tokenizer, hardware, work, patched)
         try:
-            yield subject
+            yield evaluated
         except torch.OutOfMemoryError as error:
             raise UsageError(
                 "the device does not have enough memory; give shorter lengths, a smaller `batch_size`, or "
                 "`device` auto or cpu"
             ) from error
         finally:
-            subject._loaded = None
+            evaluated._loaded = None
             if hardware.device.type == "cuda":
                 torch.cuda.empty_cache()
 

@@ -1,0 +1,163 @@
+"""Whether fitted slopes are better than the baseline: a paired test on what took no part in the fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from converter.errors import NoGain
+from converter.evaluation.evaluated_model import EvaluatedModel
+from converter.evaluation.results import FEWEST, SIGNIFICANT, WORTH_RATIO, Verdict
+from converter.evaluation.split import ONE_IN_TEST, Split, most_test_items
+from converter.evaluation.statistics import items_to_show, permutation_p, t_interval
+from converter.evaluation.trainable import row_losses
+from converter.scaling.scaling import Scaling
+
+ITEMS = {"text": "windows", "prompts": "prompts"}
+"""What is tested, by measure."""
+SMALL = -math.log(WORTH_RATIO)
+"""The gain that is worth a fit: of the loss in nats, and of an answer's probability."""
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """The fitted slopes against the baseline, on windows or prompts that took no part in the fit."""
+
+    measure: str
+    """"text" or "prompts"."""
+    length: int
+    """Tokens of a window, or of the longest prompt."""
+    items: int
+    """Windows or prompts."""
+    before: float
+    """Mean loss in nats per predicted token with the stock slopes, or those that the model was tuned with."""
+    after: float
+    """The same with the fitted slopes."""
+    better: int
+    """Items with less loss."""
+    p: float
+    """Of the two-sided permutation test (Fisher 1935) of the mean change: the items' changes keep their
+    sizes, and get random signs. So prompts that stay right hardly count, however many there are. In text, the
+    loss is tested; in prompts the probability exp(-loss) of an answer's tokens, so that one prompt that stays
+    wrong cannot outweigh all others."""
+    verdict: Verdict
+    needed: int
+    """Items that would show the gain that was seen, or one of ``SMALL`` if none was."""
+    harms: bool
+    """Whether they are worse by more than chance, or not a number."""
+
+
+def parts_within(splits: Sequence[Split], *, static: bool) -> list[tuple[Split, Any]]:
+    """What tests for harm within the trained length, and whose it is.
+
+    Position-dynamic slopes change nothing there, so only static ones are tested.
+    """
+    if not static:
+        return []
+    found = [(split, split.test_within) for split in splits]
+    return [(split, items) for split, items in found if len(items)]
+
+
+def run_paired_tests(
+    evaluated: EvaluatedModel, splits: Sequence[Split], scaling: Scaling
+) -> list[PairedTest]:
+    """Runs the test parts under the baseline and the fitted slopes, as the converted model would.
+
+    The tests of gain come first, one for each split; then those of harm within the trained length.
+    """
+    parts: list[tuple[Split, Any]] = [(split, split.test_beyond) for split in splits]
+    parts += parts_within(splits, static=scaling.static)
+    batches = [split.batches(items) for split, items in parts]
+    before = _losses(evaluated, evaluated.baseline, batches)
+    after = _losses(evaluated, scaling, batches)
+    found = []
+    for place, (split, _) in enumerate(parts):
+        length = max(batch.ids.shape[1] for batch in batches[place])
+        found.append(paired_test(split.name, length, before[place], after[place]))
+    return found
+
+
+def _losses(evaluated: EvaluatedModel, scaling: Scaling, parts: Sequence[Any]) -> list[tuple[float, ...]]:
+    """The mean loss of each row of each part's batches."""
+    model = evaluated.scaled(scaling)
+    return [row_losses(model, batches) for batches in parts]
+
+
+def paired_test(measure: str, length: int, before: Sequence[float], after: Sequence[float]) -> PairedTest:
+    """Tests the mean losses of the same items, float64 in nats per token; see ``PairedTest``."""
+    stock, fitted = float(np.mean(before)), float(np.mean(after))
+    falls = np.subtract(before, after)
+    gains = falls
+    if measure == "prompts":
+        gains = np.exp(np.negative(after)) - np.exp(np.negative(before))
+    gain = float(np.mean(gains))
+    finite = bool(np.isfinite(gains).all())
+    p = permutation_p(gains) if finite else 1.0  # a change that is not a number needs no test
+
+    harms = not fitted < math.inf or (p < SIGNIFICANT and gain < 0)
+    none_worth_it = len(gains) >= FEWEST and (t_interval(gains)[1] < SMALL or not gains.any())
+    verdict: Verdict
+    if p < SIGNIFICANT and gain > 0 and fitted < stock:
+        verdict = "helps"
+    elif harms or none_worth_it:
+        verdict = "does not help"
+    else:
+        verdict = "cannot tell"
+
+    spread = float(np.std(gains)) if math.isfinite(gain) else 0.0
+    needed = items_to_show(spread, max(SMALL, gain))  # of a gain that is not a number, the first
+    if verdict == "cannot tell":
+        needed = max(needed, len(gains) + 1)
+    return PairedTest(
+        measure=measure,
+        length=length,
+        items=len(gains),
+        before=stock,
+        after=fitted,
+        better=int((falls > 0).sum()),
+        p=p,
+        verdict=verdict,
+        needed=needed,
+        harms=harms,
+    )
+
+
+def check_gain(found: Sequence[PairedTest], how: str) -> None:
+    """Raises ``NoGain`` unless the slopes help by one measure and harm by none; ``how`` says how it ended."""
+    harms = any(test.harms for test in found)
+    helps = any(test.verdict == "helps" for test in found)
+    if helps and not harms:
+        return
+    said = "; ".join(map(_in_words, found))
+    undecided = [test for test in found if test.verdict == "cannot tell"]
+    if harms or not undecided:
+        raise NoGain(
+            f"no fitted slopes are better than the model's own on what was kept back ({said}), so nothing "
+            f"was written ({how}); give other text or prompts, or a formula (tune)",
+            "does not help",
+        )
+    nearest = min(undecided, key=lambda test: test.needed / test.items)
+    most = most_test_items(nearest.length)
+    if nearest.needed > most:
+        more = f"but at most {most} judge: give other ones, more steps, or a formula (tune)"
+    else:
+        more = f"give about {ONE_IN_TEST * nearest.needed}: one in {ONE_IN_TEST} judges"
+    raise NoGain(
+        f"cannot tell whether the fitted slopes are better on what was kept back ({said}), so nothing was "
+        f"written ({how}); {nearest.needed} {ITEMS[nearest.measure]} would most likely show it, {more}",
+        "cannot tell",
+    )
+
+
+def _in_words(test: PairedTest) -> str:
+    said = (
+        f"{test.measure} at {test.length} tokens: loss {test.before:.4f} before, {test.after:.4f} fitted, "
+        f"{test.better} of {test.items} better, p = {test.p:.2g}"
+    )
+    if test.measure == "prompts":
+        said += " of the answers' probability"
+    return said

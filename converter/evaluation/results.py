@@ -127,7 +127,8 @@ class Measurement:
     positions: tuple[Bucket, ...] = ()
     """For perplexity, the loss by position in the window."""
     comparison: Comparison | None = None
-    """With the run's first model and scaling; None for that one itself, and if the items differ."""
+    """With the first model and scaling that were measured on this task at this length; None for these
+    themselves, and if the items differ."""
 
     @property
     def late(self) -> float | None:
@@ -209,11 +210,11 @@ class Results:
     def table(self, task: str, labels: Labels | None = None, *, late: bool = False) -> str:
         """One task as Markdown: a row for each model and scaling, a column for each length.
 
-        Scores are in per cent. A cell has the value and, in brackets, a 95 % confidence interval: in the
-        first row of the value, in the others of the difference from the first row on the same items (for
+        Scores are in per cent. A cell has the value and, in brackets, a 95 % confidence interval: in a
+        column's first cell of the value, in the others of the difference from that on the same items (for
         perplexity, the ratio). ``*`` marks a significant one, and ``?`` too few items to tell.
         Lengths for which ``WIDTH`` has no room are in further tables below. With ``late``, a cell has the
-        perplexity of the last quarter of the windows and, in brackets, its ratio to the first row's.
+        perplexity of the last quarter of the windows and, in brackets, its ratio to the column's first.
         """
         labels = self.labels() if labels is None else labels
         baselines: dict[int, Measurement] = {}
@@ -280,9 +281,9 @@ class Results:
         marks = {_mark(each) for each in self.measurements}
         found = []
         if any(each.comparison for each in self.measurements):
-            found.append("In brackets: 95 % interval; after row 1, of the difference from it (x: ratio)")
+            found.append("In brackets: 95 % interval; below a column's first, of the difference (x: ratio)")
         if "*" in marks:
-            found.append("* differs from the first row on the same items (p < 0.05)")
+            found.append("* differs from the column's first on the same items (p < 0.05)")
         if "?" in marks:
             gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
             found.append(f"? too few items to tell a gain of {gain}")

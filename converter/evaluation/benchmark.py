@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.evaluation.batches import masked_tokens, next_tokens
 from converter.evaluation.comparison import Scores, TaskScores
 from converter.evaluation.embeddings import find
@@ -230,7 +230,8 @@ def _readable(evaluated: EvaluatedModel | Served, length: int, seed: int) -> lis
     if not evaluated.model.decoder:
         options = " or ".join(TYPES[name].option for name in EMBEDDED)
         raise UsageError(
-            f"{evaluated.model.name} is an encoder: give `text`, or queries and documents with {options}"
+            f"{evaluated.model.name} is an encoder: give {option.text}, or queries and documents with "
+            f"{options}"
         )
     unknown = getattr(evaluated.tokenizer, "unk_token_id", None)
     found: list[AnyTask] = []
@@ -240,14 +241,14 @@ def _readable(evaluated: EvaluatedModel | Served, length: int, seed: int) -> lis
         try:
             [prompt] = task.items(evaluated.tokenizer, [length], 1, seed)[length]
         except UsageError as error:
-            why = str(error).partition(";")[0]  # it names longer lengths, which tune does not take
+            why = error.message.partition(";")[0]  # it names longer lengths, which tune does not take
             continue
         if prompt.ids.count(unknown) > MOST_UNKNOWN * len(prompt.ids):
             why = f"the tokenizer of {evaluated.model.name} does not know the words of {name}"
         else:
             found.append(task)
     if not found:
-        raise UsageError(f"{why}; give `text`, or prompts of your own")
+        raise UsageError(f"{why}; give {option.text}, or prompts of your own")
     return found
 
 
@@ -277,18 +278,20 @@ def default_lengths(name: str, train_length: int | None, lengths: Sequence[int])
     for length in lengths:
         if not 2 <= length <= LONGEST_PROMPT:
             raise UsageError(
-                f"`lengths` {length} is out of range; give numbers of tokens, 2 to {LONGEST_PROMPT}"
+                f"{option.lengths} {length} is out of range; give numbers of tokens, 2 to {LONGEST_PROMPT}"
             )
     if lengths:
         return lengths
     if train_length is None:
-        raise UsageError(f"the trained length of {name} is not known; give `lengths` or `train_length`")
+        raise UsageError(
+            f"the trained length of {name} is not known; give {option.lengths} or {option.train_length}"
+        )
     multiples = [multiple * train_length for multiple in MULTIPLES]
     for length in multiples:
         if not 2 <= length <= LONGEST_PROMPT:
             raise UsageError(
                 f"{name} would be measured at {length} tokens, from its trained length {train_length}; give "
-                f"`lengths` from 2 to {LONGEST_PROMPT}"
+                f"{option.lengths} from 2 to {LONGEST_PROMPT}"
             )
     return multiples
 

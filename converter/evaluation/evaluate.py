@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.evaluation.benchmark import Benchmark, default_lengths
 from converter.evaluation.comparison import Scores, measurement
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
@@ -102,7 +102,7 @@ def evaluate(
     if not models:
         raise UsageError("there is no model to measure; give a folder or a Hub id")
     if items < 1:
-        raise UsageError(f"`items` {items} is out of range; give at least 1")
+        raise UsageError(f"{option.items} {items} is out of range; give at least 1")
     requests = grid(methods, scales, dynamic, rates, source.get("train_length"), ramps)
     asked = make_tasks(tasks)
     _check_server(
@@ -169,13 +169,17 @@ def _check_server(
     if server is None:
         for name, value in there.items():
             if value:
-                raise UsageError(f"`{name}` is for `server` URL; drop it or add that")
+                raise UsageError(f"{option[name]} is for {option.server} URL; drop it or add that")
         return
     for name, value in here.items():
         if value:
-            raise UsageError(f"`{name}` is for a model that runs here, and the server has its own; drop it")
+            raise UsageError(
+                f"{option[name]} is for a model that runs here, and the server has its own; drop it"
+            )
     if len(models) > 1:
-        raise UsageError(f"`server` measures one model, and there are {len(models)}; measure each by itself")
+        raise UsageError(
+            f"{option.server} measures one model, and there are {len(models)}; measure each by itself"
+        )
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:
@@ -192,7 +196,9 @@ def run_settings(seed: int, text: Iterable[Path], **others: Any) -> dict[str, An
     digests: dict[str, str] = {}
     for path in text:
         if not path.is_file():
-            raise UsageError(f"`text` {path} is not a plain file; give one, because the text is read twice")
+            raise UsageError(
+                f"{option.text} {path} is not a plain file; give one, because the text is read twice"
+            )
         name = str(path) if path.name in digests else path.name
         digests[name] = sha256(path)
     versions = {"python": platform.python_version()}

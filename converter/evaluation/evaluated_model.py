@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory, reason
+from converter.errors import SourceError, UnsupportedModel, UsageError, option, out_of_memory, reason
 from converter.evaluation.batches import Batch
 from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.results import OTHER_CODE
@@ -80,14 +80,18 @@ class EvaluatedModel:
         """The trained length; raises ``UsageError`` unless the model can be scaled from it to the target."""
         trained = self.model.trained.tokens
         if target > LONGEST_PROMPT:
-            raise UsageError(f"`target_length` {target} is out of range; give at most {LONGEST_PROMPT}")
+            raise UsageError(
+                f"{option.target_length} {target} is out of range; give at most {LONGEST_PROMPT}"
+            )
         if trained is None:
             raise UsageError(
-                f"the trained length of {self.model.name} is {self.model.trained.origin}; add `train_length`"
+                f"the trained length of {self.model.name} is {self.model.trained.origin}; add "
+                f"{option.train_length}"
             )
         if target <= trained:
             raise UsageError(
-                f"`target_length` {target} is not above the trained length {trained}; nothing needs scaling"
+                f"{option.target_length} {target} is not above the trained length {trained}; nothing needs "
+                "scaling"
             )
         return trained
 
@@ -104,7 +108,7 @@ class EvaluatedModel:
         if not self.predicts_masked:
             raise UnsupportedModel(
                 f"{self.model.name} has no head that predicts masked tokens, so a text cannot tell how well "
-                "it reads; drop `text`"
+                f"it reads; drop {option.text}"
             )
         mask = self.tokenizer.mask_token_id
         if mask is None:
@@ -294,8 +298,9 @@ def open_evaluated_model(
             yield evaluated
         except torch.OutOfMemoryError as error:
             raise UsageError(
-                "the device does not have enough memory; give shorter lengths, a smaller `batch_size`, or "
-                "`device` auto or cpu"
+                "the device does not have enough memory; give shorter lengths, a smaller "
+                f"{option.batch_size}, or "
+                f"{option.device} auto or cpu"
             ) from error
         finally:
             evaluated._loaded = None

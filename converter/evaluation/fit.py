@@ -13,7 +13,7 @@ import numpy as np
 
 from converter import interrupts
 from converter.bytesize import bytes_text
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.evaluation.evaluate import run_settings
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
 from converter.evaluation.losses import pieces
@@ -142,17 +142,20 @@ def fit(
         KeyboardInterrupt: Ctrl-C before there was anything better.
     """
     if not text and not prompts:
-        raise UsageError("fitting needs something to learn from; give `text`, `prompts` or both")
+        raise UsageError(
+            f"fitting needs something to learn from; give {option.text}, {option.prompts} or both"
+        )
     asked = [task for task in prompts if isinstance(task, Task)]
     if len(asked) < len(prompts):
         raise UsageError(
-            '`prompts` takes tasks whose answers are text, such as make_task("prompts", file); drop others'
+            f"{option.prompts} takes tasks whose answers are text, such as make_task('prompts', file); drop "
+            "others"
         )
     _check_form(static, dynamic)
     if steps < 1:
-        raise UsageError(f"`steps` {steps} is out of range; give at least 1")
+        raise UsageError(f"{option.steps} {steps} is out of range; give at least 1")
     if not 0 < minutes < math.inf:
-        raise UsageError(f"`minutes` {minutes} is out of range; give a finite number above 0")
+        raise UsageError(f"{option.minutes} {minutes} is out of range; give a finite number above 0")
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files)
     hardware = _hardware(device, dtype, batch_size)
@@ -202,11 +205,12 @@ def fit(
 def _check_form(static: bool, dynamic: Basis | None) -> None:
     """Refuses forms that contradict each other, or that are not fitted."""
     if static and dynamic is not None:
-        raise UsageError("`static` and `dynamic` cannot be combined; drop one of them")
+        raise UsageError(f"{option.static} and {option.dynamic} cannot be combined; drop one of them")
     if dynamic == "length":
         raise UsageError(
-            "`dynamic` length is not fitted: there, a token's slopes depend on the tokens after it; give "
-            "`dynamic` position or `static`"
+            f"{option.dynamic} length is not fitted: there, a token's slopes depend on the tokens after it; "
+            "give "
+            f"{option.dynamic} position or {option.static}"
         )
 
 
@@ -216,7 +220,9 @@ def _check_model(evaluated: EvaluatedModel, prompts: Sequence[AnyTask]) -> None:
     if evaluated.patched is None:
         raise UsageError(f"{name} has rotary positions, which have no slopes to fit; see tune")
     if prompts and not evaluated.model.decoder:
-        raise UsageError(f"{name} is an encoder and gives no answers; drop `prompts`, give `text`")
+        raise UsageError(
+            f"{name} is an encoder and gives no answers; drop {option.prompts}, give {option.text}"
+        )
 
 
 def _starting_form(
@@ -230,7 +236,7 @@ def _starting_form(
     if target is None:
         form = replace(form, dynamic="position", train_length=trained)
     elif target / trained > LARGEST_FACTOR:
-        raise UsageError(f"`target_length` {target} is more than {LARGEST_FACTOR:g} times {trained}")
+        raise UsageError(f"{option.target_length} {target} is more than {LARGEST_FACTOR:g} times {trained}")
     else:
         form = replace(form, factor=target / trained)
     evaluated.model.check_scaling(form)
@@ -239,9 +245,11 @@ def _starting_form(
 
 def _hardware(device: str | None, dtype: str | None, batch_size: int | None) -> Hardware:
     if dtype == "fp16":
-        raise UsageError("`dtype` fp16 cannot hold the gradients of long texts; give bf16 or fp32")
+        raise UsageError(f"{option.dtype} fp16 cannot hold the gradients of long texts; give bf16 or fp32")
     if device == AUTO:
-        raise UsageError("`device` auto is for eval and tune, and a fit needs one device; give cpu or cuda")
+        raise UsageError(
+            f"{option.device} auto is for eval and tune, and a fit needs one device; give cpu or cuda"
+        )
     chosen = choose(device, dtype, batch_size)
     if dtype is None and chosen.device.type == "cuda":
         return choose("cuda", "bf16", batch_size)  # many checkpoints are stored in fp16
@@ -262,7 +270,8 @@ def _check_text(evaluated: EvaluatedModel, splits: Sequence[Split]) -> None:
         loss = float(np.mean(row_losses(model, split.batches(rows))))
         if loss > guessing + WORSE_THAN_GUESSING:
             raise UsageError(
-                f"{evaluated.model.name} does not understand `text`: its loss is {loss:.1f} nats a token "
+                f"{evaluated.model.name} does not understand {option.text}: its loss is {loss:.1f} nats a "
+                "token "
                 f"at {split.trained} tokens, and guessing would give {guessing:.1f}; give text of the kind "
                 "that it was trained on"
             )
@@ -277,7 +286,8 @@ def _announcement(evaluated: EvaluatedModel, form: Scaling, splits: Sequence[Spl
     if needed > free:
         raise UsageError(
             f"a step at {target} tokens takes about {bytes_text(needed)} of memory beside the weights, and "
-            f"{bytes_text(free)} are free; give a shorter `target_length`, `dtype` bf16 or another `device`"
+            f"{bytes_text(free)} are free; give a shorter {option.target_length}, {option.dtype} bf16 or "
+            f"another {option.device}"
         )
     assert form.exponents is not None
     numbers = len(form.exponents) * len(form.exponents[0])

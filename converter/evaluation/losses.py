@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.evaluation.batches import MASKED_SHARE
 from converter.evaluation.results import Bucket
 
@@ -51,7 +51,7 @@ def window_losses(
     if not counts.all():
         raise UsageError(
             f"pieces of {losses.shape[1]} tokens leave out the only masked token of a text; give longer "
-            "`lengths`, or lengths that divide the longest"
+            f"{option.lengths}, or lengths that divide the longest"
         )
     return tuple(map(float, sums / counts))
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from converter.errors import MissingPackage, SourceError, UsageError
+from converter.errors import MissingPackage, SourceError, UsageError, option
 from converter.evaluation import trainable
 from converter.evaluation.batches import IGNORE, PADDING, Batch, batches_by_length, padded
 from converter.progress import Advance
@@ -66,16 +66,20 @@ def choose(device: str | None, dtype: str | None, batch_size: int | None) -> Har
     """The user's choice, checked; the default device is CUDA if there is one, else the CPU."""
     spread = device == AUTO
     if spread and find_spec("accelerate") is None:
-        raise MissingPackage("`device` auto spreads a model with accelerate: pip install accelerate")
+        raise MissingPackage(f"{option.device} auto spreads a model with accelerate: pip install accelerate")
     name = (None if spread else device) or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in TOKENS_AT_ONCE:
-        raise UsageError(f"`device` {name!r} is unknown; choose one of {', '.join((*TOKENS_AT_ONCE, AUTO))}")
+        raise UsageError(
+            f"{option.device} {name!r} is unknown; choose one of {', '.join((*TOKENS_AT_ONCE, AUTO))}"
+        )
     if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("`device` cuda: torch finds no CUDA device; drop `device` to run on the CPU")
+        raise UsageError(
+            f"{option.device} cuda: torch finds no CUDA device; drop {option.device} to run on the CPU"
+        )
     if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"`dtype` {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+        raise UsageError(f"{option.dtype} {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
     if batch_size is not None and batch_size < 1:
-        raise UsageError(f"`batch_size` {batch_size} is out of range; give at least 1")
+        raise UsageError(f"{option.batch_size} {batch_size} is out of range; give at least 1")
     return Hardware(torch.device(name), DTYPES[dtype] if dtype else None, batch_size, spread)
 
 

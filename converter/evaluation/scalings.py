@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from converter.argv import argv
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.model.model import Model
 from converter.model.open import SourceOptions
 from converter.model.overrides import set_values
@@ -61,14 +61,22 @@ def _check_grid(
 ) -> None:
     """Raises ``UsageError`` for what belongs to an option that is not given; ``methods`` without none."""
     if rates and not dynamic:
-        raise UsageError("`rates` belongs to `dynamic`; add e.g. `dynamic` position, or drop `rates`")
+        raise UsageError(
+            f"{option.rates} belongs to {option.dynamic}; add e.g. {option.dynamic} position, or drop "
+            f"{option.rates}"
+        )
     if methods and not scales and not dynamic:
-        raise UsageError(f"`methods` {methods[0]} needs a strength; give `scales` 2,4 or `dynamic` position")
+        raise UsageError(
+            f"{option.methods} {methods[0]} needs a strength; give {option.scales} 2,4 or {option.dynamic} "
+            "position"
+        )
     if (scales or dynamic) and not methods:
-        given = "`scales`" if scales else "`dynamic`"
-        raise UsageError(f"{given} needs a method that scales; add e.g. `methods` ntk")
+        given = option.scales if scales else option.dynamic
+        raise UsageError(f"{given} needs a method that scales; add e.g. {option.methods} ntk")
     if ramps and BY_PARTS not in methods:
-        raise UsageError("`ramps` belongs to by-parts; add `methods` by-parts, or drop `ramps`")
+        raise UsageError(
+            f"{option.ramps} belongs to by-parts; add {option.methods} by-parts, or drop {option.ramps}"
+        )
 
 
 def candidates(model: Model, trained: int, target: int) -> list[Scaling]:

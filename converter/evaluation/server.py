@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 
 from converter.bytesize import bytes_text
 from converter.config import is_count
-from converter.errors import MissingPackage, ServerError, UnsupportedModel, UsageError, VerificationError
+from converter.errors import (
+    MissingPackage,
+    ServerError,
+    UnsupportedModel,
+    UsageError,
+    VerificationError,
+    option,
+)
 from converter.evaluation.batches import IGNORE, Batch, next_tokens
 from converter.evaluation.evaluated_model import about, open_evaluated_model, open_language_model
 from converter.evaluation.runner import SHARE, choose, free_memory
@@ -102,7 +109,8 @@ class Served:
             if len(found) < len(ids) or None in found[1 : len(ids)]:
                 raise ServerError(
                     f"the server at {self.url} gives no log-probabilities of a prompt (`echo` with "
-                    "`logprobs`), which perplexity needs; drop `text`, or measure with another server"
+                    f"`logprobs`), which perplexity needs; drop {option.text}, or measure with "
+                    "another server"
                 )
             if not all(map(_is_logprob, found[1 : len(ids)])):
                 raise ServerError(
@@ -123,7 +131,8 @@ class Served:
         if self.context is not None and tokens > self.context:
             raise UsageError(
                 f"the server takes {self.context} tokens, and the longest prompt with its answer, or window "
-                f"with one more token, has {tokens}; give shorter `lengths`, or serve with a longer context"
+                f"with one more token, has {tokens}; give shorter {option.lengths}, or serve with a longer "
+                "context"
             )
 
     def check_scaling(
@@ -227,14 +236,16 @@ def open_served(
     try:
         import openai
     except ImportError as error:
-        raise MissingPackage("`server` needs OpenAI's client: pip install openai") from error
+        raise MissingPackage(f"{option.server} needs OpenAI's client: pip install openai") from error
     concurrency = 4 if concurrency is None else concurrency
     if concurrency < 1:
-        raise UsageError(f"`concurrency` {concurrency} is out of range; give at least 1")
+        raise UsageError(f"{option.concurrency} {concurrency} is out of range; give at least 1")
     address, url = _addresses(server)
     opened = open_language_model(model, **options)
     if not opened.decoder:
-        raise UnsupportedModel(f"{opened.name} is an encoder, and `server` is for models that complete text")
+        raise UnsupportedModel(
+            f"{opened.name} is an encoder, and {option.server} is for models that complete text"
+        )
     if sent := [each for each in SENT if os.environ.get(each)]:
         say(f"{' and '.join(sent)} of the environment: sent to {url}")
     key = os.environ.get("OPENAI_API_KEY") or "none"
@@ -257,7 +268,9 @@ def _addresses(server: str) -> tuple[str, str]:
     except ValueError:
         parts, host, port = urlsplit(""), None, None
     if parts.scheme not in ("http", "https") or not host:
-        raise UsageError(f"`server` {server!r} is no address; give one such as http://localhost:8000/v1")
+        raise UsageError(
+            f"{option.server} {server!r} is no address; give one such as http://localhost:8000/v1"
+        )
     parts = parts._replace(path=parts.path.rstrip("/") or "/v1")
     shown = f"[{host}]" if ":" in host else host
     return parts.geturl(), parts._replace(netloc=f"{shown}:{port}" if port else shown, query="").geturl()
@@ -270,11 +283,11 @@ def _found(client: Any, url: str, name: str | None, path: str) -> tuple[str, int
     if name is None:
         wanted = [path] if path in served else list(served)
         if len(wanted) != 1:
-            raise UsageError(f"the server at {url} has {_names(served)}; choose with `model_name`")
+            raise UsageError(f"the server at {url} has {_names(served)}; choose with {option.model_name}")
         name = wanted[0]
     if name not in served:
         raise UsageError(
-            f"the server at {url} has no model {name!r}, but {_names(served)}; correct `model_name`"
+            f"the server at {url} has no model {name!r}, but {_names(served)}; correct {option.model_name}"
         )
     context = getattr(served[name], "max_model_len", None)  # vLLM's
     return name, context if is_count(context) else None
@@ -303,7 +316,7 @@ def _http_client(url: str) -> Any:
                     if time.monotonic() > ends:
                         raise ServerError(
                             f"the server at {url} did not end its answer within {SECONDS:.0f} s; give a "
-                            "smaller `concurrency`, or look at the server's log"
+                            f"smaller {option.concurrency}, or look at the server's log"
                         )
             found, headers = bytes(content), response.headers
             return type(response)(response.status_code, headers=headers, content=found, request=request)
@@ -324,13 +337,15 @@ def _explained(url: str, name: str) -> Iterator[None]:
     except openai.APITimeoutError as error:
         raise ServerError(
             f"the server at {url} gave no answer within {SECONDS:.0f} s, {RETRIES + 1} times; give a smaller "
-            "`concurrency`, or look at the server's log"
+            f"{option.concurrency}, or look at the server's log"
         ) from error
     except openai.APIConnectionError as error:
         if isinstance(error.__cause__, ServerError):
             raise error.__cause__ from error
         reason = error.__cause__ or error
-        raise ServerError(f"no server answers at {url} ({reason}); start it, or correct `server`") from error
+        raise ServerError(
+            f"no server answers at {url} ({reason}); start it, or correct {option.server}"
+        ) from error
     except openai.AuthenticationError as error:
         raise ServerError(
             f"the server at {url} rejects the key; set the environment's OPENAI_API_KEY to one of its keys"
@@ -339,7 +354,7 @@ def _explained(url: str, name: str) -> Iterator[None]:
         if target := error.response.headers.get("location"):
             raise ServerError(
                 f"the server at {url} points elsewhere, to {target[:200]!r}, where nothing is sent; if "
-                "that is the right address, give it as `server`"
+                f"that is the right address, give it as {option.server}"
             ) from error
         said = error.body.get("message") if isinstance(error.body, dict) else None
         raise ServerError(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.evaluation.batches import (
     MASKED_SHARE,
     AnsweredPrompt,
@@ -67,7 +67,7 @@ def in_halves(benchmark: Benchmark, trained: int, target: int) -> Halves:
         if not lengths:
             raise UsageError(
                 f"{name} has no prompts between the trained length {trained} and the target {target}; "
-                "give longer ones, or another `target_length`"
+                f"give longer ones, or another {option.target_length}"
             )
         if len(longest[name, lengths[0]]) < 2:
             raise UsageError(
@@ -75,7 +75,7 @@ def in_halves(benchmark: Benchmark, trained: int, target: int) -> Halves:
                 "at least two of that length"
             )
     if len(benchmark.windows) == 1:
-        raise UsageError(f"`text` has only one window of {target} tokens; give twice as much text")
+        raise UsageError(f"{option.text} has only one window of {target} tokens; give twice as much text")
 
     for_test: dict[tuple[str, int], Material] = {}
     for_validation: dict[tuple[str, int], Material] = {}
@@ -243,7 +243,7 @@ def _split_text(
     rng: np.random.Generator,
 ) -> TextSplit:
     count, target = windows.shape
-    what = f"`text` has {count} windows of {target} tokens"
+    what = f"{option.text} has {count} windows of {target} tokens"
     test, validation = _checked_sizes(count, target, what)
     windows = windows[rng.permutation(count)]
     return TextSplit(
@@ -268,7 +268,7 @@ def _split_prompts(
     prompts = [prompts[place] for place in rng.permutation(len(prompts))]
     beyond = [prompt for prompt in prompts if len(prompt.ids) > trained]
     within = [prompt for prompt in prompts if len(prompt.ids) <= trained]
-    what = f"`prompts` has {len(beyond)} prompts with {trained + 1} to {target} tokens"
+    what = f"{option.prompts} has {len(beyond)} prompts with {trained + 1} to {target} tokens"
     test, validation = _checked_sizes(len(beyond), target, what)
     end = test + validation
     test_within, validation_within = _sizes(len(within), target)
@@ -332,6 +332,6 @@ def _checked_sizes(count: int, length: int, what: str) -> tuple[int, int]:
     if count < needed:
         raise UsageError(
             f"{what}, and fitting needs {needed}: to learn from, to stop by and to judge by; give more, or "
-            "another `target_length`"
+            f"another {option.target_length}"
         )
     return test, validation

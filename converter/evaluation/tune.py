@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.evaluation.benchmark import Benchmark, doubling_lengths
 from converter.evaluation.comparison import RETRIEVAL, Conclusion, Scores, ScoreTable, conclude
 from converter.evaluation.evaluate import run_settings
@@ -167,7 +167,9 @@ def tune(
         SourceError, UnsupportedModel, VerificationError: see ``evaluate``.
     """
     if items < 2:
-        raise UsageError(f"`items` {items} is out of range; give at least 2, to choose and to judge by")
+        raise UsageError(
+            f"{option.items} {items} is out of range; give at least 2, to choose and to judge by"
+        )
     asked = make_tasks(tasks)
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files, items=items)

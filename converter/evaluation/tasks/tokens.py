@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from converter.errors import SourceError, UsageError
+from converter.errors import SourceError, UsageError, option
 from converter.evaluation.tasks.task import Item, Task
 
 PROBE = 64
@@ -64,7 +64,8 @@ def fill(task: Task, drafts: Sequence[Draft], length: int, least: int) -> list[I
 def too_short(task: Task, length: int, least: int) -> UsageError:
     """The error for a length that is too short for a prompt of ``task``."""
     return UsageError(
-        f"{task.name} does not fit into {length} tokens, but takes at least {least}; give other `tasks`, or "
+        f"{task.name} does not fit into {length} tokens, but takes at least {least}; give other "
+        f"{option.tasks}, or "
         "longer lengths"
     )
 

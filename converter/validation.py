@@ -205,8 +205,8 @@ def verify(model: Model, passed: list[Check] | None = None, *, progress: bool = 
 def run_graphs(
     model: Model, graphs: Mapping[str, Path], provider: str | None = None, *, progress: bool = False
 ) -> ValidationReport:
-    """Runs ONNX graphs against the model; see ``onnx.comparison.run``."""
-    from converter.onnx.comparison import run
+    """Runs ONNX graphs against the model; see ``onnx.validate.validate_graphs``."""
+    from converter.onnx.validate import validate_graphs
 
     check_installed()
-    return run(check_alibi(model, model.config), graphs, provider, progress=progress)
+    return validate_graphs(check_alibi(model, model.config), graphs, provider, progress=progress)

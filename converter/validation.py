@@ -15,7 +15,7 @@ from converter.errors import ConverterError, SourceError, UnsupportedModel, Vali
 from converter.model.model import Model
 from converter.model.rotary import RotaryModel
 from converter.onnx.files import STANDALONE, graphs_in
-from converter.onnx.requirements import check_alibi, check_installed
+from converter.onnx.requirements import check_installed, require_alibi
 from converter.result import manifest
 from converter.result.converted import check_code, read_converted
 from converter.source.keys import KEYS, settled
@@ -209,4 +209,4 @@ def run_graphs(
     from converter.onnx.validate import validate_graphs
 
     check_installed()
-    return validate_graphs(check_alibi(model, model.config), graphs, provider, progress=progress)
+    return validate_graphs(require_alibi(model), graphs, provider, progress=progress)

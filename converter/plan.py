@@ -23,16 +23,18 @@ from converter.result.staging import check_space
 from converter.scaling.request import RECORD, SLOPES_FILE, Request, command_line, request_for
 from converter.scaling.scaling import Scaling, read_scaling
 from converter.source.checkpoint import ITEM_BYTES, Checkpoint, quantised, read_checkpoint, target_names
-from converter.source.hub import bytes_to_download, is_hub_id
-from converter.source.keys import settled
+from converter.source.fetch import bytes_to_download, fetch
+from converter.source.hub import is_hub_id
+from converter.source.keys import refuse_or_drop_keys
 from converter.source.library_files import GENERATE
 from converter.source.open import open_folder
 from converter.source.remote_code import check_references
 from converter.source.sentence_transformers import INPUT_LIMITS, for_old_versions, old_activation, set_limits
 from converter.source.source import CARD, CONFIG, QUANTISED_BY, VOCABULARIES, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
+from converter.source.weight_files import weight_files, weights_index
 from converter.weights.files import Link, sha256
-from converter.weights.transfer import FLOATS, STORED, TORCH, Order, transfer
+from converter.weights.transfer import FLOATS, STORED, TORCH, TransferOptions, transfer
 
 DIVERGED = "if the training diverged, convert an earlier save of it"
 SMALL = 16 << 20
@@ -58,7 +60,7 @@ class Plan:
     """Small files that are copied unchanged, and their sizes in bytes."""
     rewritten: Mapping[str, Any]
     """Small JSON files that are not copied unchanged, and their new content."""
-    order: Order
+    order: TransferOptions
     asked_dtype: Dtype | None
     """The dtype that the user gave; ``order`` has it unless the weights have it already."""
     base_model: str | None
@@ -96,7 +98,7 @@ class Plan:
         code = (*model.templates, *model.tokenizer.templates)
         files: dict[str, int | None] = dict.fromkeys((CONFIG, CARD, manifest.MANIFEST, *code))
         files |= {**self.copied, **dict.fromkeys(self.rewritten)}
-        targets = target_names(self.weights, model.source.index)
+        targets = target_names(self.weights, weights_index(model.source))
         files |= {target: self.weights.get(name) for name, target in targets.items()}
         return files | dict.fromkeys((PICTURE,) if picture else ())
 
@@ -189,7 +191,7 @@ def decide(
     if model.converted and not request.asked and not scaling.temperature:  # which no request has
         request = _kept(model)
     _check_options(model, dtype, link, max_length, verify=verify)
-    weights = source.weights()
+    weights = weight_files(source)
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
     tokenizer = model.tokenizer
@@ -205,7 +207,7 @@ def decide(
     portable, needs = for_old_versions(contents, model.nested.modules)
     contents |= portable
     rewritten |= portable
-    judged, left_out = settled(source, contents, model.row_kinds)
+    judged, left_out = refuse_or_drop_keys(source, contents, model.row_kinds)
     contents |= judged
     rewritten |= judged
     limit = max_length or model.input_limit(scaling)
@@ -213,7 +215,7 @@ def decide(
     config = model.scaled_config(scaling, tokenizer, limit)
     config |= old_activation(contents, config)
     config[PROVENANCE]["limits"] = _limits(model, config, contents, limited)
-    judged, notes = settled(source, {CONFIG: config}, model.row_kinds)
+    judged, notes = refuse_or_drop_keys(source, {CONFIG: config}, model.row_kinds)
     config, notes = judged.get(CONFIG, config), [*notes, *left_out]
     notes += _left_behind(model)
     load = tokenizer.note
@@ -240,12 +242,12 @@ def decide(
     if not model.decoder and _loads_as_float16(model, config):
         notes.append(FLOAT16)
     if source.local:
-        source.fetch(copied)
+        fetch(source, copied)
         config |= model.stored_in(source.folder, model.checkpoint, config)
     unread = model.unread if verify else None
     digests = {name: digest for name in weights if (digest := source.digest(name))}
     keep, tied = model.exact_tensors, model.tied_tensors
-    order = Order(dtype, link, keep=keep, tied=tied, unread=unread, digests=digests)
+    order = TransferOptions(dtype, link, keep=keep, tied=tied, unread=unread, digests=digests)
     given = (asked_dtype, base_model, max_length, limit)
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, *given, notes)
 
@@ -409,7 +411,7 @@ def _weights(plan: Plan, folder: Path, digests: dict[str, str], *, rewritten: bo
         return "original"
     if plan.rounded_twice:
         return "other"
-    for name, target in target_names(plan.weights, model.source.index).items():
+    for name, target in target_names(plan.weights, weights_index(model.source)).items():
         if target not in digests:
             scan = model.scan(name, DIVERGED) if plan.order.unread else bool
             digests[target] = sha256(folder / target, look=scan)

@@ -227,12 +227,14 @@ def test_the_published_files_are_found(family: str, entry: Entry, tmp_path: Path
     for file in files:
         (tmp_path / file).touch()
     source = open_source(str(tmp_path))
-    assert list(source.weights()) == sorted(files)
-    targets = [name for name in target_names(files, source.index).values() if name != SAFETENSORS_INDEX]
+    assert list(weight_files_of(source)) == sorted(files)
+    targets = [
+        name for name in target_names(files, weights_index(source)).values() if name != SAFETENSORS_INDEX
+    ]
     if bin_files:
         count = len(files)
         shards = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
-        assert targets == (shards if count > 1 or source.index else [SAFETENSORS])
+        assert targets == (shards if count > 1 or weights_index(source) else [SAFETENSORS])
     else:
         assert targets == files
 

@@ -6,7 +6,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -248,15 +248,6 @@ def _limit_wait(response: Any) -> None:
     if wait > LONGEST_WAIT:
         raise HfHubHTTPError(f"the Hub asks to wait {wait} seconds", response=response)
     LOG.warning(f"the Hub asks to wait {wait} seconds ...")
-
-
-def bytes_to_download(source: Source, names: Iterable[str]) -> int:
-    """Bytes of a source's files that the Hub cache lacks, without a request; an unknown size counts as 0."""
-    if source.local:
-        return 0
-    lacking = [name for name in names if not (source.folder / name).is_file()]
-    sizes = {**source.files, **(source.nested or {})}
-    return sum(sizes.get(name) or 0 for name in lacking)
 
 
 def _note(folder: Path, revision: str) -> None:

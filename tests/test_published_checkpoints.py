@@ -46,6 +46,8 @@ from converter.source.checkpoint import (
 )
 from converter.source.open import open_source
 from converter.source.tokenizer import KNOWN, read_tokenizer
+from converter.source.weight_files import weight_files as weight_files_of
+from converter.source.weight_files import weights_index
 from converter.verification import tensors
 from converter.verification.patched import Patched
 from tests.models import model_of

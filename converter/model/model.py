@@ -231,9 +231,8 @@ class Model(ABC):
         try:
             return read_checkpoint(self.folder, self.tied_tensors)
         except SourceError:
-            check_weights(
-                self.source, weight_files(self.source)
-            )  # what is wrong with a download is its digest
+            # What is wrong with a download is its digest.
+            check_weights(self.source, weight_files(self.source))
             raise
 
     @cached_property

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 from converter.conversion import convert
 from converter.errors import ProviderError, SourceError, ValidationError
-from converter.onnx import coverage, graph_run, reference, session, validate
+from converter.onnx import coverage, opened_graph, reference, session, validate
 from converter.onnx.export import export
 from converter.onnx.options import OnnxOptions, Profile
 from converter.onnx.report import TOLERANCES
@@ -458,7 +458,7 @@ def test_long_texts_of_a_trained_model_are_as_right_as_float32_lets_them(
         ("ort", "mpt", {"attn_config": {"clip_qkv": 1.3}, "logit_scale": 0.3}),
     ],
 )
-def test_a_bfloat16_graph_runs_in_float32_on_the_cpu(
+def test_a_bfloat16_opened_graphs_in_float32_on_the_cpu(
     repository: Make, profile: Profile, family: str, changes: dict[str, Any]
 ) -> None:
     folder = repository(family, dtype=torch.bfloat16, **changes)
@@ -599,7 +599,7 @@ def test_large_operators_that_ran_elsewhere_are_a_failure(
 
     folder = repository(dtype=torch.float16)
     exported(folder, profile)
-    monkeypatch.setattr(graph_run, "Session", Elsewhere)
+    monkeypatch.setattr(opened_graph, "Session", Elsewhere)
     monkeypatch.setattr(validate, "check_available", lambda provider: None)
     report = graphs_report(folder, "cuda")
     operator = "GroupQueryAttention" if profile == "ort" else "MatMul"

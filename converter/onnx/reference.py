@@ -81,7 +81,7 @@ def run_torch(repository: AlibiModel, pooling: Pooling | None, quantised: Quanti
         if quantised is not None:
             several_rows = next(case for case in cases if len(case.mask) > 1)
             before = several_rows.run(reference)
-            checks.append(reference.take_weights(quantised))
+            checks.append(reference.use_stored_weights(quantised))
             checks.append(compare_quantised(several_rows.run(reference), before))
         results = {case.name: case.run(reference) for case in cases}
     return Expected(coverage, cases, results, checks)
@@ -135,7 +135,7 @@ class Reference:
         past = next((output[name] for name in CACHES if name in names), None)
         return Outputs(values, sentences), past
 
-    def take_weights(self, graph: QuantisedGraph) -> GraphCheck:
+    def use_stored_weights(self, graph: QuantisedGraph) -> GraphCheck:
         """Gives weights the values that a graph stores, if they are the checkpoint's, rounded."""
         by_column = {id(module.weight) for module in self.model.modules() if isinstance(module, Conv1D)}
         furthest = 0.0

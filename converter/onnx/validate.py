@@ -1,12 +1,12 @@
 """Validates the graphs of a repository: each must give what the torch model gives.
 
-validate.py     all graphs, and where they are run
-coverage.py     how much of the model is run
-cases.py        what is run
-reference.py    the torch model, and its results
-graph_run.py    one graph under onnxruntime
-comparison.py   the checks that compare both
-report.py       what is said of it
+validate.py      all graphs, and where they are run
+coverage.py      how much of the model is run
+cases.py         what is run
+reference.py     the torch model, and its results
+opened_graph.py  one graph under onnxruntime
+comparison.py    the checks that compare both
+report.py        what is said of it
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,10 +23,10 @@ import onnxruntime
 
 from converter.errors import ProviderError
 from converter.model.alibi import AlibiModel
-from converter.onnx.graph_run import GraphRun
+from converter.onnx.opened_graph import OpenedGraph
 from converter.onnx.options import PROVIDERS
 from converter.onnx.reference import Expected, run_torch
-from converter.onnx.report import ValidationReport
+from converter.onnx.report import GraphReport, ValidationReport
 from converter.onnx.session import check_available
 from converter.progress import steps
 
@@ -49,32 +49,39 @@ def validate_graphs(
     started = time.monotonic()
     cuda, note = takes_cuda(provider)
     with quiet():
-        runs = [GraphRun(name, path, repository) for name, path in graphs.items()]
-    providers = {run.name: run.providers(cuda=cuda) for run in runs}
-    if provider == "cuda":
-        check_any_on_cuda(providers)
-
-    models = {run.compared_with for run in runs if providers[run.name]}
-    count = len(models) + sum(len(places) for places in providers.values())
-    expected: dict[Hashable, Expected] = {}
-    reports = []
-    with quiet(), steps("validating", count, show=progress) as advance:
-        for run in runs:
-            if not providers[run.name]:
-                reports.append(run.report("nothing"))
-                continue
-            if run.compared_with not in expected:
-                expected[run.compared_with] = run_torch(run.repository, run.pooling, run.quantised)
-                advance(1)
-            right = expected[run.compared_with]
-            results = []
-            for place in providers[run.name]:
-                results.append(run.run(place, right))
-                advance(1)
-            reports.append(run.report(right.coverage.note or "the whole model", right.checks, results))
+        opened = [OpenedGraph(name, path, repository) for name, path in graphs.items()]
+        providers = {graph.name: graph.providers(cuda=cuda) for graph in opened}
+        if provider == "cuda":
+            check_any_on_cuda(providers)
+        reports = run_all(opened, providers, progress=progress)
     modules = (onnx, onnxruntime, torch, transformers)
     versions = {module.__name__: str(module.__version__) for module in modules}
     return ValidationReport(reports, versions, round(time.monotonic() - started, 3), note)
+
+
+def run_all(
+    graphs: Sequence[OpenedGraph], providers: Mapping[str, Sequence[str]], *, progress: bool
+) -> list[GraphReport]:
+    """Runs each graph on its providers, by its name, and each torch model that graphs are compared with."""
+    models = {graph.compared_with for graph in graphs if providers[graph.name]}
+    count = len(models) + sum(len(places) for places in providers.values())
+    expected: dict[Hashable, Expected] = {}
+    reports = []
+    with steps("validating", count, show=progress) as advance:
+        for graph in graphs:
+            if not providers[graph.name]:
+                reports.append(graph.report("nothing"))
+                continue
+            if graph.compared_with not in expected:
+                expected[graph.compared_with] = run_torch(graph.repository, graph.pooling, graph.quantised)
+                advance(1)
+            right = expected[graph.compared_with]
+            results = []
+            for provider in providers[graph.name]:
+                results.append(graph.run_on(provider, right))
+                advance(1)
+            reports.append(graph.report(right.coverage.note or "the whole model", right.checks, results))
+    return reports
 
 
 def takes_cuda(provider: str | None) -> tuple[bool, str | None]:
@@ -91,7 +98,7 @@ def takes_cuda(provider: str | None) -> tuple[bool, str | None]:
     return True, None
 
 
-def check_any_on_cuda(providers: Mapping[str, list[str]]) -> None:
+def check_any_on_cuda(providers: Mapping[str, Sequence[str]]) -> None:
     """Raises ``ProviderError`` if graphs are run, but none of them on CUDA, which was asked for."""
     used = {place for places in providers.values() for place in places}
     if used and "cuda" not in used:

@@ -8,7 +8,7 @@ import textwrap
 import traceback
 import warnings
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ UNREACHABLE = {
     *("LocalEntryNotFoundError", "FileMetadataError", "OfflineModeIsEnabled"),
     *("TransportError", "ConnectionError", "TimeoutError", "Timeout"),
 }
-"""Names of exceptions of huggingface_hub and its HTTP client: the Hub cannot be reached, or is no Hub.
+"""Names of exceptions of huggingface_hub and its HTTP client: the Hub cannot be reached.
 
 They are names because the HTTP client (requests, httpx) changed between releases of huggingface_hub.
 """
@@ -72,72 +72,33 @@ def open_repository(
     is no such repository or revision, it is gated, or neither the Hub nor its cache can be reached, and
     ``UsageError`` for a token that cannot be one or an empty revision.
     """
-    from huggingface_hub import HfApi, constants, hf_hub_download
-
     access_token(token)
     if revision == "":
         raise UsageError("`revision` is empty; give a branch, tag or commit, or leave it out")
     set_up_client(progress=progress)
+    client = _Client(repo_id, revision, token, cache_dir)
     prefix = f"{subfolder}/" if subfolder else ""
     name = f"{repo_id}/{subfolder}" if subfolder else repo_id
 
     # First, because this fails at once, where a download would retry for half a minute.
-    listing = None
-    unreached: Exception | None = None
-    try:
-        api, wait = HfApi(token=token), constants.HF_HUB_ETAG_TIMEOUT
-        with waiting():
-            info = api.model_info(repo_id, revision=revision, timeout=wait, files_metadata=True)
-        listing = _read_listing(info, prefix)
-    except MemoryError:
-        raise
-    except Exception as error:
-        if not is_unreachable(error):
-            raise _not_read(repo_id, revision, CONFIG, error, token) from shown(error, token)
-        unreached = error
+    listing = client.list_files(prefix)
     if listing is not None and CONFIG not in listing.files:
         check_others(name, [*listing.files, *listing.nested])
-
-    def download(file: str, at: str | None) -> Path:
-        """The file in the cache; if the Hub cannot be reached, it must be there."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about free space, which is checked elsewhere
-                path = Path(
-                    hf_hub_download(
-                        repo_id,
-                        file,
-                        revision=at,
-                        token=token,
-                        cache_dir=cache_dir,
-                        local_files_only=unreached is not None,
-                    )
-                )
-            if unreached is None:
-                commit_id(path.parents[file.count("/")].name)
-        except MemoryError:
-            raise
-        except Exception as error:
-            # Of a file that the cache lacks, the reason is why the Hub was not reached.
-            why = unreached if unreached is not None and is_unreachable(error) else error
-            raise _not_read(repo_id, revision, file, why, token) from shown(error, token)
-        return path
-
     # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
     # from one commit and its content from another.
-    config = download(f"{prefix}{CONFIG}", revision if listing is None else listing.commit)
+    config = client.download(f"{prefix}{CONFIG}", revision if listing is None else listing.commit)
     folder, snapshot = config.parent, config.parents[prefix.count("/")]
     commit = snapshot.name  # the client names the folder of a snapshot after its commit
 
-    def fetch(file: str) -> None:
-        download(f"{prefix}{file}", commit)
+    def download(file: str) -> None:
+        client.download(f"{prefix}{file}", commit)
 
     if listing is None:  # only the files in the cache are available
         cached: dict[str, int | None] = {
             path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
         }
         return Source(
-            name, folder, cached, repo_id, commit, download=fetch, offline=True, subfolder=subfolder
+            name, folder, cached, repo_id, commit, download=download, offline=True, subfolder=subfolder
         )
     _note(snapshot, revision or DEFAULT_REVISION)
     return Source(
@@ -147,11 +108,77 @@ def open_repository(
         repo_id,
         commit,
         parameters=listing.parameters,
-        download=fetch,
+        download=download,
         nested=listing.nested,
         digests=listing.digests,
         subfolder=subfolder,
     )
+
+
+@dataclass
+class _Client:
+    """huggingface_hub for one repository; its methods raise ``SourceError``."""
+
+    repo_id: str
+    revision: str | None
+    """What the user gave."""
+    token: str | None = field(repr=False)
+    cache_dir: Path | None
+    unreached: Exception | None = None
+    """Why the Hub could not be reached; then only what its cache has is read."""
+
+    def list_files(self, prefix: str) -> Listing | None:
+        """The files whose names begin with ``prefix``; None if the Hub cannot be reached."""
+        from huggingface_hub import HfApi, constants
+
+        api, wait = HfApi(token=self.token), constants.HF_HUB_ETAG_TIMEOUT
+        try:
+            with waiting():
+                info = api.model_info(self.repo_id, revision=self.revision, timeout=wait, files_metadata=True)
+            return _read_listing(info, prefix)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if not is_unreachable(error):
+                raise self._not_read(CONFIG, error) from shown(error, self.token)
+            self.unreached = error
+            return None
+
+    def download(self, file: str, at: str | None) -> Path:
+        """A file of a branch, tag or commit, in the cache."""
+        from huggingface_hub import hf_hub_download
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about free space, which is checked elsewhere
+                found = hf_hub_download(
+                    self.repo_id,
+                    file,
+                    revision=at,
+                    token=self.token,
+                    cache_dir=self.cache_dir,
+                    local_files_only=self.unreached is not None,
+                )
+            path = Path(found)
+            if self.unreached is None:
+                commit_id(path.parents[file.count("/")].name)
+            return path
+        except MemoryError:
+            raise
+        except Exception as error:
+            reason = error
+            if self.unreached is not None and is_unreachable(error):
+                reason = self.unreached  # this one only says that the cache lacks the file
+            raise self._not_read(file, reason) from shown(error, self.token)
+
+    def _not_read(self, file: str, error: Exception) -> SourceError:
+        reason = client_reason(error, self.token)
+        return SourceError(
+            f"{file} of {self.repo_id}, revision {self.revision or DEFAULT_REVISION!r}, cannot be read from "
+            f"the Hub: {reason}; check the id (no local folder has this name), `revision`, `token`, "
+            "`cache_dir` and the connection (HF_HUB_OFFLINE, HF_ENDPOINT), and run the same command again: "
+            "complete files stay in the cache"
+        )
 
 
 @dataclass(frozen=True)
@@ -187,18 +214,6 @@ def _read_listing(info: Any, prefix: str) -> Listing:
     if info.safetensors and info.safetensors.parameters and not prefix:  # they are of the files in the root
         parameters = {kind: int(count) for kind, count in info.safetensors.parameters.items()}
     return Listing(commit_id(info.sha), files, nested, digests, parameters)
-
-
-def _not_read(
-    repo_id: str, revision: str | None, file: str, error: Exception, token: str | None
-) -> SourceError:
-    """What is said if a file cannot be read, whatever the client's reason is."""
-    return SourceError(
-        f"{file} of {repo_id}, revision {revision or DEFAULT_REVISION!r}, cannot be read from the Hub: "
-        f"{client_reason(error, token)}; check the id (no local folder has this name), `revision`, `token`, "
-        "`cache_dir` and the connection (HF_HUB_OFFLINE, HF_ENDPOINT), and run the same command again: "
-        "complete files stay in the cache"
-    )
 
 
 def commit_id(found: object) -> str:

@@ -36,7 +36,7 @@ from converter.onnx.structure import check_structure
 ONE_BUFFER = "past and present in one buffer"
 
 
-class GraphRun:
+class OpenedGraph:
     """One graph of a repository: its file, whether that is what is built, and its runs.
 
     Raises ``ValidationError`` for a graph that this tool did not make, ``UnsupportedModel`` for one of a task
@@ -66,7 +66,7 @@ class GraphRun:
         return self.repository.head, self.pooling, self.name if self.quantised else None
 
     def providers(self, *, cuda: bool) -> list[str]:
-        """Where it is run, if there is CUDA: nowhere, if its file is not what is built.
+        """Where it is run, of the CPU and ``cuda``; nowhere, if its file is not what is built.
 
         CUDA has no GroupQueryAttention in float32 and no products of integers, and it would wait for the host
         in every block of an encoder's ``PackedAttention``.
@@ -74,7 +74,9 @@ class GraphRun:
         if not self.structure.passed:
             return []
         for_cpus = self.made.dtype == INTEGER or (self.made.profile, self.made.computes_in) == ("ort", "fp32")
-        return ["cpu", "cuda"] if cuda and not for_cpus else ["cpu"]
+        if cuda and not for_cpus:
+            return ["cpu", "cuda"]
+        return ["cpu"]
 
     def report(
         self, extent: str, checks: Sequence[GraphCheck] = (), providers: Sequence[ProviderReport] = ()
@@ -90,7 +92,7 @@ class GraphRun:
             providers=providers,
         )
 
-    def run(self, provider: str, expected: Expected) -> ProviderReport:
+    def run_on(self, provider: str, expected: Expected) -> ProviderReport:
         """Runs all cases on one provider; raises ``ProviderError`` if it fell back to the CPU."""
         widened = provider == "cpu" and self.made.computes_in == "bf16"
         tolerance = self.tolerance(expected.coverage, widened=widened)
@@ -164,11 +166,11 @@ class GraphRun:
         part = coverage.layers, coverage.vocabulary
         model = build_graph(self.repository, self.made, part=part, widened=widened).model()
         if self.made.standalone:
-            take_weights(model.graph, ir.load(self.path).graph)
+            copy_weights(model.graph, ir.load(self.path).graph)
         return Session(ir.to_proto(model).SerializeToString(), provider, folder=folder, profile=profile)
 
 
-def take_weights(graph: ir.Graph, stored: ir.Graph) -> None:
+def copy_weights(graph: ir.Graph, stored: ir.Graph) -> None:
     """Gives a graph the weights that another one stores, of the tables the first rows."""
     for name, value in graph.initializers.items():
         wanted = value.const_value

@@ -78,24 +78,13 @@ class OpenedGraph:
             return ["cpu", "cuda"]
         return ["cpu"]
 
-    def report(
-        self, extent: str, checks: Sequence[GraphCheck] = (), providers: Sequence[ProviderReport] = ()
-    ) -> GraphReport:
-        """``extent``: how much of the model was run; ``checks``: of what it stores."""
-        return GraphReport(
-            file=self.name,
-            profile=self.made.profile,
-            dtype=self.made.dtype,
-            bytes=self.path.stat().st_size,
-            extent=extent,
-            structure=[self.structure, *checks],
-            providers=providers,
-        )
-
     def run_on(self, provider: str, expected: Expected) -> ProviderReport:
-        """Runs all cases on one provider; raises ``ProviderError`` if it fell back to the CPU."""
+        """Runs all cases on one provider; raises ``ProviderError`` if it fell back to the CPU.
+
+        Onnxruntime computes no bfloat16 on the CPU, so such a graph is ``widened`` to float32 there.
+        """
         widened = provider == "cpu" and self.made.computes_in == "bf16"
-        tolerance = self.tolerance(expected.coverage, widened=widened)
+        tolerance = self.tolerance("fp32" if widened else self.made.dtype, expected.coverage)
         checks: list[GraphCheck] = []
         ran: Mapping[str, Mapping[str, int]] = {}
         session = None
@@ -110,15 +99,6 @@ class OpenedGraph:
                 checks.append(check_placement(events, provider, tokens))
         note = "in float32, since the CPU provider has no bfloat16 kernels" if widened else None
         return ProviderReport(provider, ran, tolerance, checks, note)
-
-    def tolerance(self, coverage: Coverage, *, widened: bool) -> float:
-        """The largest difference that is right, see ``TOLERANCES`` and ``SCORES``; ``widened`` to float32."""
-        dtype = "fp32" if widened else self.made.dtype
-        tolerance = TOLERANCES[dtype]
-        if dtype == "fp32" and self.repository.decoder:
-            slopes = self.repository.stock(self.repository.config)
-            tolerance += SCORES * max(slopes) * self.repository.bias_scale * coverage.beyond
-        return tolerance
 
     def run_cases(self, session: Session, expected: Expected, tolerance: float) -> list[GraphCheck]:
         """Runs all cases and compares each; at last the vectors of texts of all of them."""
@@ -168,6 +148,31 @@ class OpenedGraph:
         if self.made.standalone:
             copy_weights(model.graph, ir.load(self.path).graph)
         return Session(ir.to_proto(model).SerializeToString(), provider, folder=folder, profile=profile)
+
+    def tolerance(self, dtype: str, coverage: Coverage) -> float:
+        """The largest difference that is right for a graph that is run in ``dtype``.
+
+        See ``TOLERANCES`` and, for the lengths that are run, ``SCORES``.
+        """
+        tolerance = TOLERANCES[dtype]
+        if dtype == "fp32" and self.repository.decoder:
+            slopes = self.repository.stock(self.repository.config)
+            tolerance += SCORES * max(slopes) * self.repository.bias_scale * coverage.beyond
+        return tolerance
+
+    def report(
+        self, extent: str, checks: Sequence[GraphCheck] = (), providers: Sequence[ProviderReport] = ()
+    ) -> GraphReport:
+        """``extent``: how much of the model was run; ``checks``: of what it stores."""
+        return GraphReport(
+            file=self.name,
+            profile=self.made.profile,
+            dtype=self.made.dtype,
+            bytes=self.path.stat().st_size,
+            extent=extent,
+            structure=[self.structure, *checks],
+            providers=providers,
+        )
 
 
 def copy_weights(graph: ir.Graph, stored: ir.Graph) -> None:

@@ -24,17 +24,22 @@ SILENCE = 60.0
 LONGEST_WAIT = 120
 """Seconds for which the Hub may ask to wait before the next request."""
 UNREACHABLE = {
-    *("LocalEntryNotFoundError", "FileMetadataError", "OfflineModeIsEnabled"),
-    *("TransportError", "ConnectionError", "TimeoutError", "Timeout"),
+    "ConnectionError",
+    "FileMetadataError",
+    "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled",
+    "Timeout",
+    "TimeoutError",
+    "TransportError",
 }
-"""Names of exceptions of huggingface_hub and its HTTP client: the Hub cannot be reached.
+"""Exceptions of huggingface_hub and its HTTP client which mean that the Hub cannot be reached.
 
 They are names because the HTTP client (requests, httpx) changed between releases of huggingface_hub.
 """
 BROKEN_OFF = {"ChunkedEncodingError", "ReadError", "RemoteProtocolError"}
-"""Among their subclasses, those of a connection that there was."""
-GENERAL = ("LocalEntryNotFoundError", "RuntimeError")
-"""Names of exceptions whose cause says more: the cache lacks a file, or a thread of the client failed."""
+"""Subclasses of these which mean that it was reached, and then the connection broke off."""
+GENERAL = {"LocalEntryNotFoundError", "RuntimeError"}
+"""Exceptions whose cause says more: the cache lacks a file, or a thread of the client failed."""
 LONGEST_REASON = 500
 """Characters of what the client says."""
 SECRETS = re.compile(r"(?<=://)[^/\s@]*@|\?[^\s'\")]*=[^\s'\")]*")
@@ -196,7 +201,7 @@ class Listing:
 def _read_listing(info: Any, prefix: str) -> Listing:
     """The client's listing, of the files whose names begin with ``prefix``.
 
-    What is raised for one of another form than the Hub's depends on that form.
+    An answer that is not a Hub's can raise any error.
     """
     files: dict[str, int | None] = {}
     nested: dict[str, int | None] = {}

@@ -174,9 +174,10 @@ KEYS: Mapping[str, Mapping[str, Key]] = {
 def refuse_or_drop_keys(
     source: Source, contents: Mapping[str, Any], kinds: Collection[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Judges the keys of JSON files, by name; raises ``UnsupportedModel`` for one that is refused.
+    """Applies the verdicts of ``KEYS`` to JSON files; ``contents`` is what they hold, by name.
 
-    Returns the new content of each file that loses a key, and notes. ``kinds`` are those of ``Key.kind``.
+    Raises ``UnsupportedModel`` for a key that is refused. Returns the new content of each file from which a
+    key is dropped, and a note on each. ``kinds`` are those of ``Key.kind`` that apply.
     """
     files: dict[str, Any] = {}
     notes = []

@@ -108,6 +108,11 @@ def choose_cases(coverage: Coverage, *, cached: bool, padding: int | None = None
     return cases
 
 
+def several_rows(cases: Sequence[Case]) -> Case:
+    """The first case of several rows; it is short."""
+    return next(case for case in cases if len(case.mask) > 1)
+
+
 def all_real(length: int) -> Array:
     """The mask of one row without padding."""
     return np.ones((1, length), dtype=np.int64)

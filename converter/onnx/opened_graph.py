@@ -14,6 +14,7 @@ import onnx_ir as ir
 from converter.errors import ProviderError, ValidationError
 from converter.model.alibi import AlibiModel
 from converter.onnx.build import build_graph
+from converter.onnx.cases import several_rows
 from converter.onnx.comparison import compare_sentences, compare_values
 from converter.onnx.coverage import Coverage
 from converter.onnx.describe import read_graph
@@ -128,7 +129,7 @@ class OpenedGraph:
 
     def profile(self, provider: str, expected: Expected, *, widened: bool) -> tuple[list[Ran], int]:
         """The operators that run for a batch of several rows, and the number of its tokens."""
-        case = next(case for case in expected.cases if len(case.mask) > 1)
+        case = several_rows(expected.cases)
         with tempfile.TemporaryDirectory(prefix="ntk-convert-") as folder:
             session = self.open(provider, expected.coverage, widened=widened, profile=Path(folder))
             case.run(session)

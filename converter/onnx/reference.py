@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 from transformers.pytorch_utils import Conv1D
 
 from converter.model.alibi import AlibiModel
-from converter.onnx.cases import Case, choose_cases
+from converter.onnx.cases import Case, choose_cases, several_rows
 from converter.onnx.comparison import TINY, compare_quantised
 from converter.onnx.coverage import Coverage, choose_coverage, padding_id
 from converter.onnx.quantise import QuantisedGraph
@@ -79,10 +79,10 @@ def run_torch(repository: AlibiModel, pooling: Pooling | None, quantised: Quanti
     checks = []
     with Reference.load(repository, coverage, pooling) as reference:
         if quantised is not None:
-            several_rows = next(case for case in cases if len(case.mask) > 1)
-            before = several_rows.run(reference)
+            case = several_rows(cases)
+            before = case.run(reference)
             checks.append(reference.use_stored_weights(quantised))
-            checks.append(compare_quantised(several_rows.run(reference), before))
+            checks.append(compare_quantised(case.run(reference), before))
         results = {case.name: case.run(reference) for case in cases}
     return Expected(coverage, cases, results, checks)
 
@@ -119,10 +119,10 @@ class Reference:
 
     def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Outputs, Any]:
         """See ``Session.step``."""
-        cache = {"past_key_values": past, "use_cache": True} if self.has_cache else {}
+        over_cache = {"past_key_values": past, "use_cache": True} if self.has_cache else {}
         with torch.no_grad():
             output = self.model(
-                torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), return_dict=True, **cache
+                torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), return_dict=True, **over_cache
             )
         values = stacked([output[name].numpy() for name in RESULTS if name in output], ids.shape[1])
         sentences = None
@@ -132,8 +132,8 @@ class Reference:
                 vectors = normalize(vectors)
             sentences = vectors.float().numpy()
         names = [*output]
-        past = next((output[name] for name in CACHES if name in names), None)
-        return Outputs(values, sentences), past
+        cache = next((output[name] for name in CACHES if name in names), None)
+        return Outputs(values, sentences), cache
 
     def use_stored_weights(self, graph: QuantisedGraph) -> GraphCheck:
         """Gives weights the values that a graph stores, if they are the checkpoint's, rounded."""

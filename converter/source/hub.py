@@ -14,7 +14,7 @@ from typing import Any
 
 from converter.errors import SourceError, UsageError
 from converter.progress import LOG, LONG, stage
-from converter.source.source import CONFIG, Source, check_others
+from converter.source.source import CONFIG, Source, explain_missing
 
 DEFAULT_REVISION = "main"
 HEXADECIMAL = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
@@ -88,7 +88,7 @@ def open_repository(
     # First, because this fails at once, where a download would retry for half a minute.
     listing = client.list_files(prefix)
     if listing is not None and CONFIG not in listing.files:
-        check_others(name, [*listing.files, *listing.nested])
+        explain_missing(name, [*listing.files, *listing.nested])
     # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
     # from one commit and its content from another.
     config = client.download(f"{prefix}{CONFIG}", revision if listing is None else listing.commit)

@@ -215,7 +215,7 @@ class Source:
         if CONFIG in self.files:
             return self.object(CONFIG)
         inner = [f"{path.parent.name}/{CONFIG}" for path in sorted(self.folder.glob(f"*/{CONFIG}"))]
-        check_others(self.name, [*self.files, *inner])
+        explain_missing(self.name, [*self.files, *inner])
         what = ""
         if "adapter_config.json" in self.files:
             what += "; it is a LoRA adapter: merge it into its model first"
@@ -224,8 +224,8 @@ class Source:
         raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{what}")
 
 
-def check_others(source: str, names: Iterable[str]) -> None:
-    """Raises ``SourceError`` for files that say more than that others are missing.
+def explain_missing(source: str, names: Iterable[str]) -> None:
+    """Raises ``SourceError`` if other files say why config.json or the weights are missing.
 
     They are files in llama.cpp's format, and the config of a checkpoint in a subfolder.
     """

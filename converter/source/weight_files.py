@@ -23,7 +23,7 @@ from converter.source.checkpoint import (
     weights_entry,
 )
 from converter.source.jsonfile import check_pointer, read_object
-from converter.source.source import Source, check_digest, check_others
+from converter.source.source import Source, check_digest, explain_missing
 
 DEEPSPEED = "ds_inference_config.json"
 """Which DeepSpeed-inference writes beside its weights."""
@@ -58,13 +58,13 @@ def weight_files(source: Source) -> dict[str, int | None]:
                 f"the cache has no weights of {source.name}, and the Hub cannot be reached; check the "
                 "connection (and HF_HUB_OFFLINE, HF_ENDPOINT)"
             )
-        check_others(source.name, source.files)
-        check_names(source.name, source.files)
+        explain_missing(source.name, source.files)
+        explain_missing_weights(source.name, source.files)
         return {}
     names = [entry]
     if entry in INDEXES:
         fetch_weights(source, entry)
-        weight_map = read_weight_map(entry, lambda name: read_object(source.folder / name))
+        weight_map = read_weight_map(entry, read_object(source.folder / entry))
         names = sorted(set(weight_map.values()))
     sizes = _sizes(source, names)
     missing = [name for name in names if name not in sizes]
@@ -120,7 +120,7 @@ def _sizes(source: Source, names: Iterable[str]) -> dict[str, int | None]:
     return sizes
 
 
-def check_names(source: str, names: Iterable[str]) -> None:
+def explain_missing_weights(source: str, names: Iterable[str]) -> None:
     """Raises ``SourceError`` for weights that no library finds, since their names are not the usual ones."""
     for name in sorted(names):
         if name == DEEPSPEED:

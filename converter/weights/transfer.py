@@ -266,7 +266,7 @@ def _transfer_index(
     index = checkpoint.index or ""
     raw = read_bytes(source / index)
     content = parse_object(raw, index)
-    if read_weight_map(index, lambda _: content) != checkpoint.weight_map:
+    if read_weight_map(index, content) != checkpoint.weight_map:
         raise changed(index)  # it may be a private file by now
     metadata = content.get("metadata")
     all_stored = checkpoint.weight_map.keys() <= checkpoint.tensors.keys()

@@ -19,6 +19,7 @@ from converter.result.card import PICTURE, describe, read_origin, with_kept_text
 from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling
+from converter.source.fetch import fetch
 from converter.source.hub import is_repo_id
 from converter.source.source import CARD
 from converter.weights.files import Link
@@ -105,7 +106,7 @@ class Conversion:
             place.parent.mkdir(parents=True, exist_ok=True)
         plan.check_download(place)
         with stage(f"fetching {source.name}"):
-            source.fetch(plan.wanted)
+            fetch(source, plan.wanted)
         plan.files.check_vocabularies()
 
         def check_disk(needed: int) -> None:

@@ -13,7 +13,8 @@ from converter.model.model import Model
 from converter.model.open import ModelOptions, open_with_request
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling, averaged, rows
-from converter.source.checkpoint import ITEM_BYTES, weight_index
+from converter.source.checkpoint import ITEM_BYTES, weights_entry
+from converter.source.weight_files import weight_files
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -178,8 +179,8 @@ def _weights(model: Model) -> dict[str, Any]:
     """The files, number of parameters and dtype of an ``Inspection``."""
     source, config = model.source, model.source_config
     # Offline, the cache may hold only the config, which is enough for a description.
-    unknown = source.offline and weight_index(source.files) is None
-    files = {} if unknown else source.weights()
+    unknown = source.offline and weights_entry(source.files) is None
+    files = {} if unknown else weight_files(source)
     declared = config.get("dtype", config.get("torch_dtype"))
     dtype = declared if isinstance(declared, str) else None
     if source.local and files:

@@ -24,11 +24,13 @@ from converter.result.staging import check_space
 from converter.scaling.request import RECORD, SLOPES_FILE, Request, request_for
 from converter.scaling.scaling import Scaling, read_scaling
 from converter.source.checkpoint import ITEM_BYTES, Checkpoint, quantised, read_checkpoint, target_names
-from converter.source.hub import bytes_to_download, is_hub_id
+from converter.source.fetch import bytes_to_download
+from converter.source.hub import is_hub_id
 from converter.source.open import open_folder
 from converter.source.source import CARD, CONFIG
+from converter.source.weight_files import weight_files, weights_index
 from converter.weights.files import Link, sha256
-from converter.weights.transfer import FLOATS, STORED, TORCH, Order, transfer
+from converter.weights.transfer import FLOATS, STORED, TORCH, TransferOptions, transfer
 
 DIVERGED = "if the training diverged, convert an earlier save of it"
 SMALL = 16 << 20
@@ -44,12 +46,12 @@ class WeightFiles:
     """Weight file of the source -> its size in bytes; None where that is not known."""
     asked_dtype: Dtype | None
     """The dtype that the user gave; ``transfer`` has it unless the weights have it already."""
-    transfer: Order
+    transfer: TransferOptions
 
     @property
     def targets(self) -> dict[str, str]:
         """Weight file or index of the source -> its name in the result."""
-        return target_names(self.sizes, self.model.source.index)
+        return target_names(self.sizes, weights_index(self.model.source))
 
     @property
     def rounded_to(self) -> str | None:
@@ -269,7 +271,7 @@ def _check_options(
 
 def _decide_weights(model: Model, dtype: Dtype | None, link: Link | None, *, verify: bool) -> WeightFiles:
     source = model.source
-    sizes = source.weights()
+    sizes = weight_files(source)
     if not sizes:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
     rounded_to = dtype
@@ -284,7 +286,7 @@ def _decide_weights(model: Model, dtype: Dtype | None, link: Link | None, *, ver
         digest = source.digest(name)
         if digest is not None:
             digests[name] = digest
-    order = Order(
+    options = TransferOptions(
         rounded_to,
         link,
         keep=model.exact_tensors,
@@ -292,7 +294,7 @@ def _decide_weights(model: Model, dtype: Dtype | None, link: Link | None, *, ver
         unread=model.unread if verify else None,
         digests=digests,
     )
-    return WeightFiles(model, sizes, dtype, order)
+    return WeightFiles(model, sizes, dtype, options)
 
 
 def rounded_note(dtype: Dtype) -> str:

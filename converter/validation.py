@@ -15,10 +15,10 @@ from converter.errors import ConverterError, SourceError, UnsupportedModel, Vali
 from converter.model.model import Model
 from converter.model.rotary import RotaryModel
 from converter.onnx.files import STANDALONE, graphs_in
-from converter.onnx.requirements import check_alibi, check_installed
+from converter.onnx.requirements import check_installed, require_alibi
 from converter.result import manifest
 from converter.result.converted import check_code, read_converted
-from converter.source.keys import KEYS, settled
+from converter.source.keys import KEYS, refuse_or_drop_keys
 from converter.source.library_files import GENERATE, is_read
 from converter.source.sentence_transformers import TEMPLATES, module_folders
 from converter.source.source import CONFIG
@@ -145,7 +145,7 @@ def check_files(model: Model, *, progress: bool = False) -> str:
     A library reads a file whoever wrote it, so all files of the folder are judged, listed or not.
     """
     found = manifest.compare(model, progress=progress)
-    settled(model.source, model.source.contents(KEYS), model.row_kinds)
+    refuse_or_drop_keys(model.source, model.source.contents(KEYS), model.row_kinds)
     return f"all {len(found)} files in {manifest.MANIFEST} are as they were written"
 
 
@@ -205,8 +205,8 @@ def verify(model: Model, passed: list[Check] | None = None, *, progress: bool = 
 def run_graphs(
     model: Model, graphs: Mapping[str, Path], provider: str | None = None, *, progress: bool = False
 ) -> ValidationReport:
-    """Runs ONNX graphs against the model; see ``onnx.comparison.run``."""
-    from converter.onnx.comparison import run
+    """Runs ONNX graphs against the model; see ``onnx.validate.validate_graphs``."""
+    from converter.onnx.validate import validate_graphs
 
     check_installed()
-    return run(check_alibi(model, model.config), graphs, provider, progress=progress)
+    return validate_graphs(require_alibi(model), graphs, provider, progress=progress)

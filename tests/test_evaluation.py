@@ -206,7 +206,7 @@ def test_weights_are_hashed_once_at_most(
         if wanted == blob.name:
             hashed.append(path)
 
-    monkeypatch.setattr("converter.source.source.check_digest", compared)
+    monkeypatch.setattr("converter.source.weight_files.check_digest", compared)
     monkeypatch.setattr("converter.weights.transfer.check_digest", compared)
     monkeypatch.setattr("converter.evaluation.evaluated_model.sha256", Mock(side_effect=AssertionError))
     with open_evaluated_model(source, CPU) as evaluated:

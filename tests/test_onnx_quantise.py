@@ -23,7 +23,7 @@ from converter.onnx.files import standalone_graph
 from converter.onnx.graph import Graph
 from converter.onnx.options import Profile
 from converter.onnx.quantise import Quantiser
-from converter.onnx.rounding import BLOCK, Bits, Stored, pack, steps_of
+from converter.onnx.rounding import BLOCK, Bits, Stored, pack, quantisation_parameters
 from converter.onnx.rounding import quantised as rounded_numbers
 from converter.onnx.rounding import rounded as rounded_weight
 from tests import tiny
@@ -228,9 +228,10 @@ def test_blocks_are_rounded_as_by_onnxruntime(bits: Bits) -> None:
             np.ascontiguousarray(weight.T.astype(np.float32))
         )
         stored = Stored(ir.tensor(weight), by_column=False, bits=bits)
-        steps = steps_of(stored)
-        packed = np.concatenate([pack(piece, bits) for piece in rounded_numbers(stored, steps)])
-        for found, wanted in zip((packed, steps.scales, pack(steps.zeros, bits)), right, strict=True):
+        parameters = quantisation_parameters(stored)
+        packed = np.concatenate([pack(piece, bits) for piece in rounded_numbers(stored, parameters)])
+        made = (packed, parameters.scales, pack(parameters.zeros, bits))
+        for found, wanted in zip(made, right, strict=True):
             assert np.array_equal(found, wanted.reshape(found.shape))
 
 

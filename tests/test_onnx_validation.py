@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 from converter.conversion import convert
 from converter.errors import ProviderError, SourceError, ValidationError
-from converter.onnx import comparison, reference, session
+from converter.onnx import coverage, opened_graph, reference, session, validate
 from converter.onnx.export import export
 from converter.onnx.options import OnnxOptions, Profile
 from converter.onnx.report import TOLERANCES
@@ -194,7 +194,7 @@ CUTS = {
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``cut(*kinds)``: makes tiny models too large."""
-    return lambda *kinds: [monkeypatch.setattr(reference, CUTS[kind][0], 1) for kind in kinds] and None
+    return lambda *kinds: [monkeypatch.setattr(coverage, CUTS[kind][0], 1) for kind in kinds] and None
 
 
 PART = ("operations", "logits")
@@ -458,7 +458,7 @@ def test_long_texts_of_a_trained_model_are_as_right_as_float32_lets_them(
         ("ort", "mpt", {"attn_config": {"clip_qkv": 1.3}, "logit_scale": 0.3}),
     ],
 )
-def test_a_bfloat16_graph_runs_in_float32_on_the_cpu(
+def test_a_bfloat16_opened_graphs_in_float32_on_the_cpu(
     repository: Make, profile: Profile, family: str, changes: dict[str, Any]
 ) -> None:
     folder = repository(family, dtype=torch.bfloat16, **changes)
@@ -599,8 +599,8 @@ def test_large_operators_that_ran_elsewhere_are_a_failure(
 
     folder = repository(dtype=torch.float16)
     exported(folder, profile)
-    monkeypatch.setattr(comparison, "Session", Elsewhere)
-    monkeypatch.setattr(comparison, "check_available", lambda provider: None)
+    monkeypatch.setattr(opened_graph, "Session", Elsewhere)
+    monkeypatch.setattr(validate, "check_available", lambda provider: None)
     report = graphs_report(folder, "cuda")
     operator = "GroupQueryAttention" if profile == "ort" else "MatMul"
     assert f"{operator} on {CPU}" in (report.failure or "")
@@ -616,7 +616,7 @@ def test_float32_graphs_are_not_asked_of_cuda(
     folder = repository()
     exported(folder)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
-    monkeypatch.setattr(comparison, "check_available", lambda provider: None)
+    monkeypatch.setattr(validate, "check_available", lambda provider: None)
     [on_cpu] = graphs_report(folder).graphs[0].providers
     assert on_cpu.provider == "cpu"
     assert "--onnx-dtype fp16" in refused("validate", folder, "--provider", "cuda")

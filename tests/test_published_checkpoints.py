@@ -46,6 +46,8 @@ from converter.source.checkpoint import (
 )
 from converter.source.open import open_source
 from converter.source.tokenizer import KNOWN, read_tokenizer
+from converter.source.weight_files import weight_files as weight_files_of
+from converter.source.weight_files import weights_index
 from converter.verification import tensors
 from converter.verification.patched import Patched
 from tests.models import model_of
@@ -227,12 +229,14 @@ def test_the_published_files_are_found(family: str, entry: Entry, tmp_path: Path
     for file in files:
         (tmp_path / file).touch()
     source = open_source(str(tmp_path))
-    assert list(source.weights()) == sorted(files)
-    targets = [name for name in target_names(files, source.index).values() if name != SAFETENSORS_INDEX]
+    assert list(weight_files_of(source)) == sorted(files)
+    targets = [
+        name for name in target_names(files, weights_index(source)).values() if name != SAFETENSORS_INDEX
+    ]
     if bin_files:
         count = len(files)
         shards = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
-        assert targets == (shards if count > 1 or source.index else [SAFETENSORS])
+        assert targets == (shards if count > 1 or weights_index(source) else [SAFETENSORS])
     else:
         assert targets == files
 

@@ -26,7 +26,7 @@ from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, read_header
 from converter.weights import files, worker
 from converter.weights import transfer as transfer_module
 from converter.weights.files import link_file
-from converter.weights.transfer import Order, transfer
+from converter.weights.transfer import TransferOptions, transfer
 from converter.weights.worker import START, rewrite_apart
 from tests import tiny
 from tests.conftest import Run, fingerprint, in_this_process
@@ -107,8 +107,8 @@ def test_shared_blocks_need_no_space_and_copies_do(
     source, out, needed = pristine("bloom", sharded=True), tmp_path / "out", []
     checkpoint = read_checkpoint(source)
     (tmp_path / "folder").mkdir()
-    order = Order(link="reflink" if word == "--link" else "hard")
-    transfer(checkpoint, source, tmp_path / "folder", order, space=needed.append)
+    options = TransferOptions(link="reflink" if word == "--link" else "hard")
+    transfer(checkpoint, source, tmp_path / "folder", options, space=needed.append)
     assert needed == [0 if made == "shared" else sum(checkpoint.files.values())]
     words = (source, "--scale", "2", "--out", out, word, "--no-verify")
     assert run(*words, "--json").json["weights"] == {made: len(checkpoint.files)}
@@ -149,8 +149,8 @@ def test_weights_are_rounded_to_nearest(
     tiny.FACTORIES["bloom"](source, dtype=stored, fmt=fmt, sharded=True)
     out.mkdir()
     needed: list[int] = []
-    order = Order(dtype=wanted, tied=["lm_head.weight"])
-    how, _ = transfer(read_checkpoint(source), source, out, order, space=needed.append)
+    options = TransferOptions(dtype=wanted, tied=["lm_head.weight"])
+    how, _ = transfer(read_checkpoint(source), source, out, options, space=needed.append)
     assert how.keys() == {"converted"}
     before, after = tensors(source), tensors(out)
     before.pop("lm_head.weight", None)  # tied
@@ -192,7 +192,9 @@ def test_only_floating_point_changes_and_what_is_kept_stays(
     }
     source, out = one_file(tmp_path / "source", state), tmp_path / "out"
     out.mkdir()
-    _, digests = transfer(read_checkpoint(source), source, out, Order(dtype="fp16", keep=["slopes"]))
+    _, digests = transfer(
+        read_checkpoint(source), source, out, TransferOptions(dtype="fp16", keep=["slopes"])
+    )
     made = load_file(out / "model.safetensors")
     assert {name: tensor.dtype for name, tensor in made.items()} == {
         **dict.fromkeys(("weight", "wide", "scalar", "none"), torch.float16),
@@ -364,7 +366,7 @@ def sharded(folder: Path, count: int, size: int = 1000) -> Path:
 def test_many_files_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str], dtype: Any) -> None:
     source, out = sharded(tmp_path / "source", 12), tmp_path / "out"
     out.mkdir()
-    how, digests = transfer(read_checkpoint(source), source, out, Order(dtype=dtype), progress=True)
+    how, digests = transfer(read_checkpoint(source), source, out, TransferOptions(dtype=dtype), progress=True)
     assert how == {"converted" if dtype else "copied": 12}
     assert ("converting weights" if dtype else "copying weights") in capfd.readouterr().err
     assert dtype or all((out / path.name).read_bytes() == path.read_bytes() for path in source.iterdir())

@@ -18,8 +18,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
+from converter.onnx.coverage import TABLE
 from converter.onnx.options import QUANTISED
-from converter.onnx.reference import TABLE
 from converter.source.checkpoint import read_checkpoint
 from tests import tiny
 from tests.conftest import RunCli

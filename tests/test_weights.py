@@ -32,7 +32,7 @@ from converter.weights import files, worker
 from converter.weights import rewrite as rewrite_module
 from converter.weights.finite import Scan
 from converter.weights.rewrite import rewrite
-from converter.weights.transfer import Order, transfer
+from converter.weights.transfer import TransferOptions, transfer
 from tests import tiny
 from tests.conftest import Run, edit_json, in_this_process
 from tests.dealt import dealt
@@ -47,7 +47,7 @@ def _same_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def convert_weights(source: Path, target: Path, *, tied: Collection[str] = ()) -> dict[str, torch.Tensor]:
     target.mkdir()
-    transfer(read_checkpoint(source), source, target, Order(tied=tied))
+    transfer(read_checkpoint(source), source, target, TransferOptions(tied=tied))
     loaded: dict[str, torch.Tensor] = {}
     for file in read_checkpoint(target).files:
         loaded |= load_file(target / file)

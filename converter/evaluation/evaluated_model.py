@@ -42,9 +42,11 @@ from converter.scaling.request import request_for
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.scaling.slopes import Slopes
 from converter.source.checkpoint import read_checkpoint
+from converter.source.fetch import fetch
 from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.source.source import CONFIG, plain_text
+from converter.source.weight_files import check_weights, weight_files
 from converter.texts import load_tokenizer
 from converter.verification import unlogged, verify
 from converter.verification.patched import Patched
@@ -142,7 +144,7 @@ class EvaluatedModel:
         """The SHA-256 of the weight files of a converted model, which are read once; empty for a source."""
         if not self.model.converted:
             return {}
-        return {name: sha256(self.model.folder / name) for name in self.model.source.weights()}
+        return {name: sha256(self.model.folder / name) for name in weight_files(self.model.source)}
 
     def scaled(self, scaling: Scaling) -> Any:
         """The model under a scaling, in evaluation mode; do not use an earlier one after this call."""
@@ -275,9 +277,9 @@ def open_evaluated_model(
     """Opens a checkpoint, stock or converted, for evaluation; see ``evaluate`` for what it raises."""
     opened = open_language_model(model, progress=progress, **options)
     source = opened.source
-    source.fetch([CONFIG, *small_files(source.files), *source.weights()])
+    fetch(source, [CONFIG, *small_files(source.files), *weight_files(source)])
     if not isinstance(opened, AlibiModel):
-        source.check(source.weights())  # else the conversion does
+        check_weights(source, weight_files(source))  # else the conversion does
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
         work = Path(name)
         folder, patched = source.folder, None
@@ -315,7 +317,7 @@ def _convert(
     plan = decide(model, request_for(scaling, model.trained.tokens), link="symbolic")
     if not isinstance(model, AlibiModel):  # converted for each scaling, and compared when it was opened
         plan = replace(plan, weights=plan.weights.without_digests())
-    model.source.fetch(plan.wanted)
+    fetch(model.source, plan.wanted)
     folder.mkdir()
     repository = write(plan, folder, known=known, progress=progress).model
     verify(repository, model.source_config, model.source.folder, progress=progress)

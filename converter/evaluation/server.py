@@ -40,9 +40,11 @@ from converter.model.open import read_model
 from converter.progress import Advance
 from converter.result.repository import own_code_only, small_files, write_repository
 from converter.scaling.scaling import UNSCALED, Scaling
+from converter.source.fetch import fetch
 from converter.source.open import open_folder
 from converter.source.source import CONFIG
 from converter.source.tokenizer import TOKENIZER_CONFIG
+from converter.source.weight_files import weight_files
 from converter.texts import load_tokenizer
 from converter.verification.patched import Patched
 
@@ -151,7 +153,7 @@ class Served:
         if scaling.dynamic and trained:
             start = trained
         ids = ids[: 2 * trained if trained else MOST_TOKENS]
-        weights = self.model.source.weights()
+        weights = weight_files(self.model.source)
         size = sum(each or 0 for each in weights.values())
         hardware = choose("cpu", None, None)
         if not scaling.scaled:
@@ -372,7 +374,7 @@ def _tokenizer(model: Model, folder: Path) -> Any:
     """The model's tokenizer as its conversion has it, made of the small files alone."""
     source, tokenizer = model.source, model.tokenizer
     copied = [name for name in small_files(source.files) if not tokenizer.leaves_out(name)]
-    source.fetch([CONFIG, *copied])
+    fetch(source, [CONFIG, *copied])
     code = (*model.templates, *tokenizer.templates)
     config = model.scaled_config(UNSCALED, tokenizer, None)
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}

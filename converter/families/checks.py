@@ -15,6 +15,7 @@ from converter.source.checkpoint import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS
 from converter.source.keys import ADAPTER, MERGE
 from converter.source.source import QUANTISED_BY, Source
 from converter.source.values import FLOATS
+from converter.source.weight_files import stored_dtypes
 
 QUANTISED_KEYS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("quantization_config", "compression_config"), (None,)),
@@ -88,7 +89,7 @@ def without_quantisation(source: Source, config: Config) -> tuple[dict[str, Any]
     if not keys and not files:
         return result, []
     what = quantisation_sign([*keys, *files])
-    dtypes = source.stored_dtypes()
+    dtypes = stored_dtypes(source)
     if dtypes is None:
         named = " and ".join([*keys, *files])
         raise UnsupportedModel(

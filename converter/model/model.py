@@ -20,6 +20,7 @@ from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.sentence_transformers import INPUT_LIMITS, Nested, nested_files
 from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer, read_tokenizer
+from converter.source.weight_files import check_weights, weight_files
 from converter.weights.finite import Scan
 
 Positions = tuple[float, ...]
@@ -231,13 +232,14 @@ class Model(ABC):
         try:
             return read_checkpoint(self.folder, self.tied_tensors)
         except SourceError:
-            self.source.check(self.source.weights())  # what is wrong with a download is its digest
+            # What is wrong with a download is its digest.
+            check_weights(self.source, weight_files(self.source))
             raise
 
     @cached_property
     def stored(self) -> dict[str, Any]:
         """What the tensors add to the config; empty for a Hub repository, whose weights are not here."""
-        if not (self.source.local and self.source.weights()):
+        if not (self.source.local and weight_files(self.source)):
             return {}
         return self.stored_in(self.folder, self.checkpoint, self.source_config)
 

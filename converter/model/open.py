@@ -33,7 +33,7 @@ from converter.rotary import settings
 from converter.rotary.settings import Rotary
 from converter.scaling.request import Request, ScalingOptions
 from converter.scaling.scaling import read_scaling
-from converter.source.keys import check_adapter, settled
+from converter.source.keys import check_adapter, refuse_or_drop_keys
 from converter.source.open import open_source
 from converter.source.slopes_file import read_slopes_file
 from converter.source.source import CONFIG, Source
@@ -86,7 +86,7 @@ def open_model(model: str | Path, *, progress: bool = False, **options: Unpack[S
         check_one_save(source)
     if isinstance(opened, RotaryModel):
         opened.check_record()
-    settled(source, {CONFIG: opened.config}, opened.row_kinds)
+    refuse_or_drop_keys(source, {CONFIG: opened.config}, opened.row_kinds)
     return opened
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from converter.model.alibi import AlibiModel
-from converter.onnx.rounding import BLOCK, block_steps, dequantised
+from converter.onnx.rounding import BLOCK, block_parameters, dequantised
 from converter.progress import steps
 from converter.scaling.scaling import Scaling
 from converter.texts import load_tokenizer, read_windows
@@ -181,7 +181,8 @@ def gptq(
         for index in range(start, stop):
             if index % BLOCK == 0:
                 block = left[index : index + BLOCK].T.numpy()
-                scales, zeros = (torch.from_numpy(part) for part in block_steps(block, 4, dtype))
+                parameters = block_parameters(block, 4, dtype)
+                scales, zeros = torch.from_numpy(parameters.scales), torch.from_numpy(parameters.zeros)
                 all_scales.append(scales)
                 all_zeros.append(zeros)
             found = (left[index] / scales + zeros).round_().clamp_(0, 15)

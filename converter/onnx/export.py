@@ -117,9 +117,9 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         # An older graph of this name may have had its weights beside it.
         obsolete += [f"{name}_data" for name in graphs if options.copies_weights]
         if options.validate:
-            from converter.onnx.comparison import run
+            from converter.onnx.validate import validate_graphs
 
-            report = run(
+            report = validate_graphs(
                 repository, {name: work / name for name in graphs}, options.provider, progress=progress
             )
             if report.failure:

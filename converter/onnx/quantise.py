@@ -30,10 +30,10 @@ from converter.onnx.rounding import (
     integers,
     output_scales,
     pack,
+    quantisation_parameters,
     quantised,
     rounded,
     rounded_by_output,
-    steps_of,
     unpack,
 )
 
@@ -97,7 +97,7 @@ class Quantiser:
         self.fused = fused
         self._calibrated = calibrated or {}
         self._blocks: dict[str, _Blocks] = {}
-        self._steps = functools.lru_cache(maxsize=1)(steps_of)
+        self._parameters = functools.lru_cache(maxsize=1)(quantisation_parameters)
         """Of the weight that is being saved."""
         self._activations: dict[Value, tuple[Value, Value]] = {}
         """Activations -> their numbers, and the scale of each token."""
@@ -147,15 +147,15 @@ class Quantiser:
             outputs, blocks = stored.outputs, stored.blocks
 
             def numbers() -> Iterator[NDArray[np.uint8]]:
-                for piece in quantised(stored, self._steps(stored)):
+                for piece in quantised(stored, self._parameters(stored)):
                     yield pack(piece, bits)
                 stored.close()
 
             def scales() -> NDArray[Any]:
-                return self._steps(stored).scales.astype(dtype.numpy())
+                return self._parameters(stored).scales.astype(dtype.numpy())
 
             def zeros() -> NDArray[np.uint8]:
-                return pack(self._steps(stored).zeros, bits)
+                return pack(self._parameters(stored).zeros, bits)
 
             byte = ir.DataType.UINT8
             parts = (

@@ -46,32 +46,29 @@ def check(plan: Plan, options: OnnxOptions) -> None:
 
     Raises what ``class_for`` and ``graph_pooling`` raise.
     """
-    model = check_alibi(plan.model, plan.files.config)
+    model = require_alibi(plan.model)
     class_for(options.computes, model.family, plan.files.config, last_logits=options.last_logits)
     if options.pooled:
         graph_pooling(plan.model.source, options.pooling)
 
 
-def check_alibi(model: Model, config: Config) -> AlibiModel:
-    """The model, whose result has ``config``; ``UnsupportedModel`` if no graph can be built of that."""
+def require_alibi(model: Model) -> AlibiModel:
+    """The model, if it has ALiBi; else ``UnsupportedModel``, for there are graphs of no other."""
     if not isinstance(model, AlibiModel):
         raise UnsupportedModel(
             f"ONNX graphs are written for ALiBi models only, and {model.model_type!r} is rotary; convert it "
             f"without `onnx`, with `scale` (tracing would freeze a dynamic scaling), and export it: {OPTIMUM}"
         )
-    named = config.get("architectures") or []
-    if len(named) != 1:
-        raise UnsupportedModel(f"architectures is {json.dumps(named)}; a graph is built of one class")
     return model
 
 
 def for_task(model: Model, task: str | None, *, last_logits: bool = False) -> AlibiModel:
     """The model as a graph sees it: its config names the class that computes the task."""
-    checked = check_alibi(model, model.config)
-    named = class_for(task, checked.family, model.config, last_logits=last_logits)
-    config = {**model.config, "architectures": [named]}
-    source_config = {**model.source_config, "architectures": [checked.family.classes[named]]}
-    return replace(checked, config=config, source_config=source_config)
+    alibi = require_alibi(model)
+    named = class_for(task, alibi.family, alibi.config, last_logits=last_logits)
+    config = {**alibi.config, "architectures": [named]}
+    source_config = {**alibi.source_config, "architectures": [alibi.family.classes[named]]}
+    return replace(alibi, config=config, source_config=source_config)
 
 
 def class_for(task: str | None, family: Family, config: Config, *, last_logits: bool = False) -> str:
@@ -80,10 +77,14 @@ def class_for(task: str | None, family: Family, config: Config, *, last_logits: 
     A checkpoint stores the tensors of its own class, which verification checks. Those of the backbone are
     among them; any other head would have random weights.
 
-    Raises ``UnsupportedModel`` without tensors for the task, or for a classifier that cannot find the end of
-    a row; ``UsageError`` for logits of last tokens of what is not a language model.
+    Raises ``UnsupportedModel`` for a config that names no class or several, without tensors for the task, or
+    for a classifier that cannot find the end of a row; ``UsageError`` for logits of last tokens of what is
+    not a language model.
     """
-    own: str = config["architectures"][0]
+    architectures = config.get("architectures") or []
+    if len(architectures) != 1:
+        raise UnsupportedModel(f"architectures is {json.dumps(architectures)}; a graph is built of one class")
+    own: str = architectures[0]
     start = f"Ntk{family.camel}"
     heads = [own.removeprefix(start), "Model"]
     classes = {TASKS[head]: f"{start}{head}" for head in heads if head in TASKS}

@@ -74,15 +74,17 @@ class Stored:
             self.tensor.release()
 
 
-class Steps(NamedTuple):
+class QuantisationParameters(NamedTuple):
     """The scale and the zero point of each block of a weight, float32 and uint8 [outputs, blocks]."""
 
     scales: NDArray[np.float32]
     zeros: NDArray[np.uint8]
 
 
-def block_steps(blocks: NDArray[np.float32], bits: Bits, dtype: DTypeLike = np.float32) -> Steps:
-    """The steps of blocks [..., numbers]: the range of each, and 0, becomes that of the bits.
+def block_parameters(
+    blocks: NDArray[np.float32], bits: Bits, dtype: DTypeLike = np.float32
+) -> QuantisationParameters:
+    """The parameters of blocks [..., numbers]: the range of each, and 0, becomes that of the bits.
 
     The scales are numbers of ``dtype``, so the weights are rounded with what is stored.
     """
@@ -90,7 +92,8 @@ def block_steps(blocks: NDArray[np.float32], bits: Bits, dtype: DTypeLike = np.f
     most = np.float32(2**bits - 1)
     scales = ((highest - lowest) / most).astype(dtype).astype(np.float32)
     scales[scales == 0] = 1
-    return Steps(scales, nearest(-lowest / scales).clip(max=most).astype(np.uint8))
+    zeros = nearest(-lowest / scales).clip(max=most).astype(np.uint8)
+    return QuantisationParameters(scales, zeros)
 
 
 def nearest(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -109,35 +112,45 @@ def in_blocks(stored: Stored) -> Iterator[NDArray[np.float32]]:
         yield piece.reshape(len(piece), -1, BLOCK)
 
 
-def steps_of(stored: Stored) -> Steps:
+def quantisation_parameters(stored: Stored) -> QuantisationParameters:
+    """Those of its calibration, or those with which its blocks are rounded to the nearest."""
     if stored.calibrated is not None:
         with safe_open(stored.calibrated, framework="numpy") as file:
-            return Steps(file.get_tensor(f"{stored.name} scales"), file.get_tensor(f"{stored.name} zeros"))
-    found = [block_steps(piece, stored.bits, stored.scales) for piece in in_blocks(stored)]
-    return Steps(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+            scales = file.get_tensor(f"{stored.name} scales")
+            zeros = file.get_tensor(f"{stored.name} zeros")
+            return QuantisationParameters(scales, zeros)
+    all_scales, all_zeros = [], []
+    for piece in in_blocks(stored):
+        found = block_parameters(piece, stored.bits, stored.scales)
+        all_scales.append(found.scales)
+        all_zeros.append(found.zeros)
+    return QuantisationParameters(np.concatenate(all_scales), np.concatenate(all_zeros))
 
 
-def quantised(stored: Stored, steps: Steps) -> Iterator[NDArray[np.uint8]]:
+def quantised(stored: Stored, parameters: QuantisationParameters) -> Iterator[NDArray[np.uint8]]:
     """The numbers of some outputs of a weight, from first to last, uint8 [some outputs, blocks * BLOCK]."""
     if stored.calibrated is not None:
-        filled = np.repeat(steps.zeros, BLOCK, axis=1)  # what fills the last block stands for 0
+        filled = np.repeat(parameters.zeros, BLOCK, axis=1)  # what fills the last block stands for 0
         with safe_open(stored.calibrated, framework="numpy") as file:
             filled[:, : stored.inputs] = file.get_tensor(f"{stored.name} numbers")
         yield filled
         return
     start = 0
     for piece in in_blocks(stored):
-        scales, zeros = (part[start : start + len(piece), :, None].astype(np.float32) for part in steps)
+        stop = start + len(piece)
+        scales = parameters.scales[start:stop, :, None].astype(np.float32)
+        zeros = parameters.zeros[start:stop, :, None].astype(np.float32)
         numbers = nearest(piece * (np.float32(1) / scales) + zeros).clip(0, 2**stored.bits - 1)
         yield numbers.astype(np.uint8).reshape(len(piece), -1)
-        start += len(piece)
+        start = stop
 
 
 def rounded(weight: NDArray[np.float32], bits: Bits, scales: DTypeLike = np.float32) -> NDArray[np.float32]:
     """A weight [outputs, inputs] rounded to the nearest values that numbers of so many bits stand for."""
     stored = Stored(ir.tensor(weight), by_column=False, bits=bits, scales=scales)
-    steps = steps_of(stored)
-    return dequantised(np.concatenate(list(quantised(stored, steps)))[:, : stored.inputs], *steps)
+    parameters = quantisation_parameters(stored)
+    numbers = np.concatenate(list(quantised(stored, parameters)))
+    return dequantised(numbers[:, : stored.inputs], parameters.scales, parameters.zeros)
 
 
 def dequantised(

@@ -17,13 +17,13 @@ from urllib.parse import quote
 from converter.errors import ConverterError, PushError, UsageError
 from converter.source.hub import (
     DEFAULT_REVISION,
-    NOT_A_HUB,
     access_token,
+    client_reason,
     commit_id,
+    innermost,
     is_repo_id,
     set_up_client,
     shown,
-    template_for,
     waiting,
 )
 
@@ -32,34 +32,6 @@ if TYPE_CHECKING:
 
 BRANCH = re.compile(r"(?!refs/|[0-9a-f]{40}$|.*\.lock(/|$))\w[\w-]*([./][\w-]+)*", re.ASCII)
 """Names of branches that git accepts and the Hub does not reserve."""
-LOST = (
-    "the connection to the Hub failed while {id} was pushed to; check it (and HF_HUB_OFFLINE, HF_ENDPOINT) "
-    "and run the same command again: a push is one commit, all or nothing, and what the Hub has is not sent "
-    "again"
-)
-XET = (
-    "the Hub's Xet storage does not take the large files of {id}; use a token with write access, or set "
-    "HF_HUB_DISABLE_XET=1, and run the same command again"
-)
-REFUSED = "the Hub does not accept this for {id}: {reason}"
-FAILED = "the Hub failed with HTTP {status} while {id} was pushed to; run the same command again later"
-STATUS = {
-    401: "the Hub does not know this token; create one with write access in its settings, then `hf auth "
-    "login` or give `token`",
-    403: "this token may not write to {id} ({reason}); use one with write access, or a USER/NAME of yours",
-    404: "HF_ENDPOINT shows no repository {id} to this token; check the spelling, the token's access, and "
-    "whether HF_ENDPOINT is a Hub",
-    409: "{id} was changed at the same time ({reason}); run the same command again",
-    412: "somebody else committed to {branch} of {id} meanwhile, and nothing was added; look at that commit, "
-    "then run the same command again",
-    429: "the Hub got too many requests; wait, and run the same command again later",
-}
-ERRORS = {
-    **NOT_A_HUB,
-    **dict.fromkeys(("XetError", "XetAuthenticationError"), LOST),
-    **dict.fromkeys(("TransportError", "ConnectionError", "TimeoutError"), LOST),
-}
-"""Name of an error's class, as in ``source.hub`` -> what is said of it."""
 
 
 @dataclass(frozen=True)
@@ -205,36 +177,23 @@ class Hub:
         except ConverterError:
             raise
         except Exception as error:
-            cause: BaseException = error
-            while type(cause) is RuntimeError and cause.__cause__ is not None:  # from the client's threads
-                cause = cause.__cause__
-            status = getattr(getattr(cause, "response", None), "status_code", None)
-            line = _line(cause, status)
-            if line is None:
+            if is_local(innermost(error)):
                 raise
-            # The Hub's own words may contain anything.
-            reason = str(getattr(cause, "server_message", None) or cause).replace(self._token, "...")
-            message = line.format(
-                id=self.repo_id,
-                branch=branch or DEFAULT_REVISION,
-                status=status,
-                reason=" ".join(reason.split())[:200].rstrip("."),
-            )
-            raise PushError(message) from shown(error, self._token)
+            place = f"{self.repo_id}, branch {branch or DEFAULT_REVISION!r},"
+            reason = client_reason(error, self._token)
+            raise PushError(
+                f"{place} cannot be pushed to: {reason}; check the id, whether `token` has write access, and "
+                "the connection (HF_HUB_OFFLINE, HF_ENDPOINT, HF_HUB_DISABLE_XET=1), and run the same "
+                "command again: a push is one commit, all or nothing, and what the Hub has is not sent again"
+            ) from shown(error, self._token)
 
 
-def _line(cause: BaseException, status: int | None) -> str | None:
-    """What is said of an error of the client; None if it has nothing to do with the Hub."""
-    if "/xet-write-token/" in str(cause):
-        return XET
-    found = template_for(cause, ERRORS)
-    if found is None and status is not None:
-        found = STATUS.get(status, REFUSED if status < 500 else FAILED)
-    if found is None and isinstance(cause, ValueError):
-        found = REFUSED  # by the client's own check of the card's front matter
-    if found is None and isinstance(cause, (RuntimeError, OSError)) and not getattr(cause, "errno", None):
-        found = LOST
-    return found
+def is_local(error: BaseException) -> bool:
+    """Whether an error has nothing to do with the Hub: of memory, or of a file that is sent."""
+    if isinstance(error, MemoryError):
+        return True
+    of_network = isinstance(error, ConnectionError | TimeoutError)
+    return isinstance(error, OSError) and error.errno is not None and not of_network
 
 
 def same(content: bytes | Path, sha256: str | None, remote: RepoFile) -> bool:

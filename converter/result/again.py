@@ -9,6 +9,7 @@ from converter.config import Weights
 from converter.model.model import Model
 from converter.result import manifest
 from converter.source.tokenizer import TEMPLATE
+from converter.source.weight_files import weight_files
 
 GRAPHS = (".onnx", ".onnx_data")
 
@@ -21,7 +22,7 @@ def weights_of(model: Model, digests: Mapping[str, str | None]) -> Weights:
     if model.provenance is None:
         return "original"
     listed, found = manifest.listed(model.source), {model.provenance.weights}
-    for name, size in model.source.weights().items():
+    for name, size in weight_files(model.source).items():
         entry, path = listed.get(name), model.folder / name
         if entry is None:
             found.add("unknown")

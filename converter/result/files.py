@@ -14,7 +14,8 @@ from converter.result.again import notes_on
 from converter.result.repository import own_code_only, set_dtype, small_files
 from converter.scaling.request import SLOPES_FILE, GivenSlopes
 from converter.scaling.scaling import Scaling
-from converter.source.keys import settled
+from converter.source.fetch import fetch
+from converter.source.keys import refuse_or_drop_keys
 from converter.source.library_files import GENERATE
 from converter.source.remote_code import check_references
 from converter.source.sentence_transformers import INPUT_LIMITS, for_old_versions, old_activation, set_limits
@@ -119,7 +120,7 @@ class SmallFiles:
 
     def leave_out_keys(self) -> None:
         """Leaves out keys that libraries would read and a conversion does not honour; refuses others."""
-        files, notes = settled(self.model.source, self._contents, self.model.row_kinds)
+        files, notes = refuse_or_drop_keys(self.model.source, self._contents, self.model.row_kinds)
         self._change(files)
         self.notes += notes
 
@@ -143,7 +144,7 @@ class SmallFiles:
     def check_tensors(self) -> None:
         """Adds to config.json what the tensors of a local source say; refuses what contradicts them."""
         source = self.model.source
-        source.fetch(self.copied)
+        fetch(source, self.copied)
         self.config.update(self.model.stored_in(source.folder, self.model.checkpoint, self.config))
 
     def note_what_is_lost(self) -> None:

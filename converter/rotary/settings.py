@@ -114,7 +114,7 @@ def read(config: Config) -> Rotary:
     model_type = str(config.get("model_type"))
     if not recognises(config):
         raise SourceError(f"config.json: model_type {model_type!r} is not a known rotary model")
-    check_alibi(config)
+    refuse_alibi(config)
     if model_type in REFUSED:
         raise UnsupportedModel(
             f"model_type {model_type!r} has rotary positions that cannot be scaled: {REFUSED[model_type]}"
@@ -287,7 +287,7 @@ def _rope_scaling(model: RotaryModel, rope_type: str, factor: float) -> dict[str
     return {**current, "type": rope_type, "factor": factor}
 
 
-def check_alibi(config: Config) -> None:
+def refuse_alibi(config: Config) -> None:
     """Refuses a checkpoint that was trained with ALiBi, under a model_type whose class is rotary.
 
     OLMo's remote code (``hf_olmo``) has the option ``alibi``. The GPT-NeoX library has ``pos_emb: alibi``,

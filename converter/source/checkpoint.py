@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -101,15 +101,21 @@ class Checkpoint:
         return tuple(sorted(sizes, key=lambda dtype: -sizes[dtype]))
 
 
-def weight_index(names: Container[str]) -> str | None:
-    """The index or single weight file in use, or None; safetensors win over ``.bin``, as in transformers."""
+def weights_entry(names: Container[str]) -> str | None:
+    """The file by which a library finds the weights, an index or the single weight file; None without any.
+
+    Safetensors win over ``.bin``, as in transformers.
+    """
     known = (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX, TRAINING)
     return next((name for name in known if name in names), None)
 
 
-def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str, str]:
-    """The index's ``weight_map``, tensor -> file; a ``SourceError`` if it is no map to files below it."""
-    weight_map = read(index).get("weight_map")
+def read_weight_map(index: str, content: Mapping[str, Any]) -> dict[str, str]:
+    """The ``weight_map`` in the content of an index, tensor -> file.
+
+    Raises ``SourceError`` if it is no map to files in the index's folder or below it.
+    """
+    weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SourceError(f"{index} has no weight_map; download it again")
     suffix = ".bin" if index == BIN_INDEX else ".safetensors"
@@ -155,11 +161,11 @@ def read_checkpoint(folder: Path, tied: Container[str] = ()) -> Checkpoint:
 
     An index may list tensors in ``tied`` that no file has: transformers takes the embeddings for them.
     """
-    first = weight_index({path.name for path in folder.iterdir() if path.is_file()})
+    first = weights_entry({path.name for path in folder.iterdir() if path.is_file()})
     if first is None:
         raise SourceError(f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards")
     index = first if first in INDEXES else None
-    weight_map = weight_files(first, lambda name: read_object(folder / name)) if index else {}
+    weight_map = read_weight_map(first, read_object(folder / first)) if index else {}
     files = sorted(set(weight_map.values())) or [first]
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:

@@ -4,69 +4,46 @@ from __future__ import annotations
 
 import logging
 import re
+import textwrap
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError, UsageError
 from converter.progress import LOG, LONG, stage
-from converter.source.source import CONFIG, Source, check_others
+from converter.source.source import CONFIG, Source, explain_missing
 
 DEFAULT_REVISION = "main"
 HEXADECIMAL = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 """A commit, or the digest of a file."""
-UNREACHABLE = (
-    "{id} is not a local folder, and the Hub cannot be reached for files that the cache lacks; check the "
-    "connection (and HF_HUB_OFFLINE, HF_ENDPOINT), or give a local folder"
-)
-NO_FILE = "{id} has no file {file} (revision {revision}), so it cannot be converted"
 SILENCE = 60.0
 """Seconds for which the Hub may be silent in a request. The client itself has no limit for most requests."""
 LONGEST_WAIT = 120
 """Seconds for which the Hub may ask to wait before the next request."""
-BROKEN_OFF = (
-    "the download of {file} from {id} broke off; run the same command again: complete files stay in the cache"
-)
-LATER = "the Hub cannot serve {id} at the moment (HTTP {status}); run the same command again later"
-NO_HUB = "the server that answers is not a Hub; check HF_ENDPOINT, and whether your network needs a log-in"
-NOT_A_HUB = dict.fromkeys(("JSONDecodeError", "KeyError", "TypeError", "AttributeError"), NO_HUB)
-"""The client's errors, as in ``MESSAGES``, for an answer of another form than a Hub's."""
-CACHE = "{file} cannot be written to the Hub cache: {reason}; fix this, or choose another `cache_dir`"
-MESSAGES = {
-    "GatedRepoError": (
-        "{id} is gated: accept its terms on its Hub page, then run `hf auth login` or give `token`"
-    ),
-    "RepositoryNotFoundError": (
-        "{id} is neither a local folder nor a Hub repository that you can access; check the spelling and, "
-        "if it is private, run `hf auth login` or give `token`"
-    ),
-    "RevisionNotFoundError": "{id} has no revision {revision}; give an existing `revision`, or leave it out",
-    "DisabledRepoError": "{id} was disabled by the Hub and cannot be downloaded; use another source",
-    "LocalEntryNotFoundError": UNREACHABLE,
-    "EntryNotFoundError": NO_FILE,
-    "RemoteEntryNotFoundError": NO_FILE,
-    "HFValidationError": "{id} is neither a local folder nor a valid Hub id such as bigscience/bloom-1b7",
-    "HfHubHTTPError": "the Hub refused access to {id} (HTTP {status}); check your token and HF_ENDPOINT",
-    "FileMetadataError": UNREACHABLE,
-    **NOT_A_HUB,
-    "ValueError": NO_HUB,
-    "ChunkedEncodingError": BROKEN_OFF,
-    "ReadError": BROKEN_OFF,
-    "RemoteProtocolError": BROKEN_OFF,
-    "OfflineModeIsEnabled": UNREACHABLE,
-    "TransportError": UNREACHABLE,
-    "ConnectionError": UNREACHABLE,
-    "TimeoutError": UNREACHABLE,
-    "Timeout": UNREACHABLE,
+UNREACHABLE = {
+    "ConnectionError",
+    "FileMetadataError",
+    "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled",
+    "Timeout",
+    "TimeoutError",
+    "TransportError",
 }
-"""Exception of huggingface_hub or its HTTP client, by class name -> the message for the user.
+"""Exceptions of huggingface_hub and its HTTP client which mean that the Hub cannot be reached.
 
-The keys are names because the HTTP client (requests, httpx) changed between releases of huggingface_hub.
-An exception's base classes are looked up in order, so the most specific message is used.
+They are names because the HTTP client (requests, httpx) changed between releases of huggingface_hub.
 """
+BROKEN_OFF = {"ChunkedEncodingError", "ReadError", "RemoteProtocolError"}
+"""Subclasses of these which mean that it was reached, and then the connection broke off."""
+GENERAL = {"LocalEntryNotFoundError", "RuntimeError"}
+"""Exceptions whose cause says more: the cache lacks a file, or a thread of the client failed."""
+LONGEST_REASON = 500
+"""Characters of what the client says."""
+SECRETS = re.compile(r"(?<=://)[^/\s@]*@|\?[^\s'\")]*=[^\s'\")]*")
+"""Finds what an address can have of secrets: a password before the host, the signature of a download."""
 
 
 def is_repo_id(name: str) -> bool:
@@ -100,89 +77,152 @@ def open_repository(
     is no such repository or revision, it is gated, or neither the Hub nor its cache can be reached, and
     ``UsageError`` for a token that cannot be one or an empty revision.
     """
-    from huggingface_hub import HfApi, constants, hf_hub_download
-
     access_token(token)
     if revision == "":
         raise UsageError("`revision` is empty; give a branch, tag or commit, or leave it out")
     set_up_client(progress=progress)
+    client = _Client(repo_id, revision, token, cache_dir)
     prefix = f"{subfolder}/" if subfolder else ""
     name = f"{repo_id}/{subfolder}" if subfolder else repo_id
 
-    def list_files(at: str | None) -> dict[str, Any] | None:
-        try:
-            api, wait = HfApi(token=token), constants.HF_HUB_ETAG_TIMEOUT
-            with waiting():
-                info = api.model_info(repo_id, revision=at, timeout=wait, files_metadata=True)
-            return _listed(info, prefix)
-        except Exception as error:
-            if template_for(error, MESSAGES) is UNREACHABLE:
-                return None
-            raise explained(error, repo_id, revision, CONFIG) from shown(error, token)
-
-    def download(name: str, at: str | None, *, offline: bool = False) -> Path:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about free space, which is checked elsewhere
-                path = hf_hub_download(
-                    repo_id, name, revision=at, token=token, cache_dir=cache_dir, local_files_only=offline
-                )
-            if not offline:
-                commit_id(Path(path).parents[name.count("/")].name)
-        except Exception as error:
-            raise explained(error, repo_id, revision, name) from shown(error, token)
-        return Path(path)
-
     # First, because this fails at once, where a download would retry for half a minute.
-    listing = list_files(revision)
-    if listing is not None and CONFIG not in listing["files"]:
-        check_others(name, [*listing["files"], *listing["nested"]])
+    listing = client.list_files(prefix)
+    if listing is not None and CONFIG not in listing.files:
+        explain_missing(name, [*listing.files, *listing.nested])
     # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
     # from one commit and its content from another.
-    at = listing["commit"] if listing else revision
-    config = download(f"{prefix}{CONFIG}", at, offline=listing is None)
+    config = client.download(f"{prefix}{CONFIG}", revision if listing is None else listing.commit)
     folder, snapshot = config.parent, config.parents[prefix.count("/")]
     commit = snapshot.name  # the client names the folder of a snapshot after its commit
 
-    def fetch(file: str) -> None:
-        download(f"{prefix}{file}", commit, offline=listing is None)
+    def download(file: str) -> None:
+        client.download(f"{prefix}{file}", commit)
 
-    if listing is not None:
-        _note(snapshot, revision or DEFAULT_REVISION)
-        of_commit = {**listing, "commit": commit}
-        return Source(name, folder, repo_id=repo_id, download=fetch, subfolder=subfolder, **of_commit)
-    # Offline with a cached snapshot: only the files in the cache are available.
-    files: dict[str, int | None] = {
-        path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
-    }
-    return Source(name, folder, files, repo_id, commit, download=fetch, offline=True, subfolder=subfolder)
+    if listing is None:  # only the files in the cache are available
+        cached: dict[str, int | None] = {
+            path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
+        }
+        return Source(
+            name, folder, cached, repo_id, commit, download=download, offline=True, subfolder=subfolder
+        )
+    _note(snapshot, revision or DEFAULT_REVISION)
+    return Source(
+        name,
+        folder,
+        listing.files,
+        repo_id,
+        commit,
+        parameters=listing.parameters,
+        download=download,
+        nested=listing.nested,
+        digests=listing.digests,
+        subfolder=subfolder,
+    )
 
 
-def _listed(info: Any, prefix: str) -> dict[str, Any]:
-    """What a ``Source`` keeps of the client's listing, of the files whose names begin with ``prefix``.
+@dataclass
+class _Client:
+    """huggingface_hub for one repository; its methods raise ``SourceError``."""
 
-    Raises one of ``NOT_A_HUB`` if it has another form.
+    repo_id: str
+    revision: str | None
+    """What the user gave."""
+    token: str | None = field(repr=False)
+    cache_dir: Path | None
+    unreached: Exception | None = None
+    """Why the Hub could not be reached; then only what its cache has is read."""
+
+    def list_files(self, prefix: str) -> Listing | None:
+        """The files whose names begin with ``prefix``; None if the Hub cannot be reached."""
+        from huggingface_hub import HfApi, constants
+
+        api, wait = HfApi(token=self.token), constants.HF_HUB_ETAG_TIMEOUT
+        try:
+            with waiting():
+                info = api.model_info(self.repo_id, revision=self.revision, timeout=wait, files_metadata=True)
+            return _read_listing(info, prefix)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if not is_unreachable(error):
+                raise self._not_read(CONFIG, error) from shown(error, self.token)
+            self.unreached = error
+            return None
+
+    def download(self, file: str, at: str | None) -> Path:
+        """A file of a branch, tag or commit, in the cache."""
+        from huggingface_hub import hf_hub_download
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about free space, which is checked elsewhere
+                found = hf_hub_download(
+                    self.repo_id,
+                    file,
+                    revision=at,
+                    token=self.token,
+                    cache_dir=self.cache_dir,
+                    local_files_only=self.unreached is not None,
+                )
+            path = Path(found)
+            if self.unreached is None:
+                commit_id(path.parents[file.count("/")].name)
+            return path
+        except MemoryError:
+            raise
+        except Exception as error:
+            reason = error
+            if self.unreached is not None and is_unreachable(error):
+                reason = self.unreached  # this one only says that the cache lacks the file
+            raise self._not_read(file, reason) from shown(error, self.token)
+
+    def _not_read(self, file: str, error: Exception) -> SourceError:
+        reason = client_reason(error, self.token)
+        return SourceError(
+            f"{file} of {self.repo_id}, revision {self.revision or DEFAULT_REVISION!r}, cannot be read from "
+            f"the Hub: {reason}; check the id (no local folder has this name), `revision`, `token`, "
+            "`cache_dir` and the connection (HF_HUB_OFFLINE, HF_ENDPOINT), and run the same command again: "
+            "complete files stay in the cache"
+        )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a ``Source`` keeps of the files of a commit."""
+
+    commit: str
+    files: dict[str, int | None]
+    nested: dict[str, int | None]
+    """Those in folders."""
+    digests: dict[str, str]
+    parameters: dict[str, int] | None
+
+
+def _read_listing(info: Any, prefix: str) -> Listing:
+    """The client's listing, of the files whose names begin with ``prefix``.
+
+    An answer that is not a Hub's can raise any error.
     """
-    files = {
-        file.rfilename.removeprefix(prefix): file
-        for file in info.siblings
-        if file.rfilename.isprintable() and file.rfilename.startswith(prefix)
-    }
-    sizes = {name: None if file.size is None else int(file.size) for name, file in files.items()}
-    digests = {name: file.lfs.sha256 if file.lfs else file.blob_id for name, file in files.items()}
-    # Of the files in the root.
-    counts = info.safetensors.parameters if info.safetensors and not prefix else None
-    return {
-        "commit": commit_id(info.sha),
-        "files": {name: size for name, size in sizes.items() if "/" not in name},
-        "nested": {name: size for name, size in sizes.items() if "/" in name},
-        "digests": {name: digest for name, digest in digests.items() if HEXADECIMAL.fullmatch(digest or "")},
-        "parameters": counts and {kind: int(count) for kind, count in counts.items()},
-    }
+    files: dict[str, int | None] = {}
+    nested: dict[str, int | None] = {}
+    digests = {}
+    for file in info.siblings:
+        if not file.rfilename.isprintable() or not file.rfilename.startswith(prefix):
+            continue
+        name = file.rfilename.removeprefix(prefix)
+        sizes = nested if "/" in name else files
+        sizes[name] = None if file.size is None else int(file.size)
+        digest = file.lfs.sha256 if file.lfs else file.blob_id
+        if HEXADECIMAL.fullmatch(digest or ""):
+            digests[name] = digest
+    parameters = None
+    if info.safetensors and info.safetensors.parameters and not prefix:  # they are of the files in the root
+        parameters = {kind: int(count) for kind, count in info.safetensors.parameters.items()}
+    return Listing(commit_id(info.sha), files, nested, digests, parameters)
 
 
 def commit_id(found: object) -> str:
-    """A commit that a server named, which becomes part of a path; see ``NOT_A_HUB``."""
+    """A commit that a server named, which becomes part of a path; a ``TypeError`` if it is none."""
     if not isinstance(found, str) or not HEXADECIMAL.fullmatch(found):
         raise TypeError(f"{found!r} is not a commit")
     return found
@@ -207,6 +247,33 @@ def shown(error: BaseException, token: str | None) -> BaseException | None:
     """The cause that a traceback may show: a client's error, or None if its text contains the token."""
     secret = access_token(token)
     return None if secret and secret in "".join(traceback.format_exception(error)) else error
+
+
+def client_reason(error: BaseException, token: str | None) -> str:
+    """The kind of a client's error and what it says, in one line, without the token and other secrets.
+
+    A server's answer, which may contain anything, is part of it.
+    """
+    error = innermost(error)
+    said = str(error)
+    secret = access_token(token)
+    if secret:
+        said = said.replace(secret, "[token]")
+    said = SECRETS.sub("", said).replace("`", "'").strip().removesuffix(".")
+    return f"{type(error).__name__}: {textwrap.shorten(said, LONGEST_REASON, placeholder=' ...')}"
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The cause of an error that says more than the error; see ``GENERAL``."""
+    while type(error).__name__ in GENERAL and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether a client's error means that the Hub cannot be reached, so that only its cache is left."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & UNREACHABLE) and not names & BROKEN_OFF
 
 
 def set_up_client(*, progress: bool) -> None:
@@ -250,15 +317,6 @@ def _limit_wait(response: Any) -> None:
     LOG.warning(f"the Hub asks to wait {wait} seconds ...")
 
 
-def bytes_to_download(source: Source, names: Iterable[str]) -> int:
-    """Bytes of a source's files that the Hub cache lacks, without a request; an unknown size counts as 0."""
-    if source.local:
-        return 0
-    lacking = [name for name in names if not (source.folder / name).is_file()]
-    sizes = {**source.files, **(source.nested or {})}
-    return sum(sizes.get(name) or 0 for name in lacking)
-
-
 def _note(folder: Path, revision: str) -> None:
     """Records the commit of a branch or tag in the cache, as the client does, for offline use."""
     refs = folder.parent.parent / "refs"
@@ -267,32 +325,3 @@ def _note(folder: Path, revision: str) -> None:
         with suppress(OSError):  # a read-only cache works without this
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(folder.name, encoding="utf-8")
-
-
-def template_for(error: BaseException, messages: Mapping[str, str]) -> str | None:
-    """The message for an error in a table like ``MESSAGES``; None if there is none."""
-    return next((messages[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in messages), None)
-
-
-def explained(error: Exception, repo_id: str, revision: str | None, file: str) -> Exception:
-    """The SourceError for an error of the client while it fetched ``file``; else the error itself."""
-    template, answered = template_for(error, MESSAGES), error.__cause__
-    answer = getattr(answered, "response", None)
-    if template is UNREACHABLE and isinstance(answered, Exception) and answer is not None:
-        # After a failed request, the client reports that the cache lacks the file.
-        return explained(answered, repo_id, revision, file)
-    if template is None and isinstance(error, OSError):
-        # The client's error for a file that is too short has no errno; an error of the disk has one.
-        template = CACHE if error.errno else BROKEN_OFF
-    if template is None:
-        return error
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if (
-        template is MESSAGES["HfHubHTTPError"]
-        and isinstance(status, int)
-        and (status == 429 or status >= 500)
-    ):
-        template = LATER
-    at = repr(revision or DEFAULT_REVISION)
-    reason = getattr(error, "strerror", None)
-    return SourceError(template.format(id=repo_id, revision=at, file=file, status=status, reason=reason))

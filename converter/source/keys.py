@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from converter.errors import SourceError, UnsupportedModel
-from converter.source.checkpoint import weight_index
+from converter.source.checkpoint import weights_entry
 from converter.source.library_files import SENTENCE_CONFIGS, SENTENCES_CONFIG
 from converter.source.remote_code import ARGUMENTS
 from converter.source.source import CONFIG, PLAIN, Source
@@ -129,7 +129,7 @@ KEYS: Mapping[str, Mapping[str, Key]] = {
             "so transformers loads other weights than those that are converted",
             "give the right file the usual name, model.safetensors or model.safetensors.index.json, and "
             "remove the key",
-            unneeded=lambda source, name: bool(name == weight_index(source.files)),
+            unneeded=lambda source, name: bool(name == weights_entry(source.files)),
         ),
         "is_causal": Key(
             "so attention reads in both directions",
@@ -171,12 +171,13 @@ KEYS: Mapping[str, Mapping[str, Key]] = {
 """File -> key -> verdict. Keys without a row are honoured, or no library reads them."""
 
 
-def settled(
+def refuse_or_drop_keys(
     source: Source, contents: Mapping[str, Any], kinds: Collection[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Judges the keys of JSON files, by name; raises ``UnsupportedModel`` for one that is refused.
+    """Applies the verdicts of ``KEYS`` to JSON files; ``contents`` is what they hold, by name.
 
-    Returns the new content of each file that loses a key, and notes. ``kinds`` are those of ``Key.kind``.
+    Raises ``UnsupportedModel`` for a key that is refused. Returns the new content of each file from which a
+    key is dropped, and a note on each. ``kinds`` are those of ``Key.kind`` that apply.
     """
     files: dict[str, Any] = {}
     notes = []
@@ -199,7 +200,7 @@ def settled(
 def check_vectors(source: Source) -> None:
     """Raises ``UnsupportedModel`` if sentence-transformers makes other vectors than modules.json says."""
     names = (*SENTENCE_CONFIGS, SENTENCES_CONFIG)
-    settled(source, {name: source.object(name) for name in names}, ["vectors"])
+    refuse_or_drop_keys(source, {name: source.object(name) for name in names}, ["vectors"])
 
 
 def check_adapter(source: Source) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from converter.errors import SourceError, UsageError
 from converter.paths import expand
-from converter.source.source import Source, check_others, subfolder_path
+from converter.source.source import Source, explain_missing, subfolder_path
 
 
 def open_source(
@@ -44,7 +44,7 @@ def open_source(
             raise UsageError(f"{model} is a local folder, and `revision` is for Hub ids; drop it")
         return open_folder(path, subfolder)
     if exists:
-        check_others(str(path.parent), [path.name])
+        explain_missing(str(path.parent), [path.name])
         raise SourceError(f"{model} is a file; give the folder that holds config.json and the weights")
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise SourceError(f"there is no folder {model}; check the path, or give a Hub id such as user/name")

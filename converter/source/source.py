@@ -1,4 +1,7 @@
-"""The files of a checkpoint, from a local folder or from the Hub at one commit."""
+"""The opened place of a checkpoint, a local folder or a commit on the Hub, and its small files.
+
+For its weight files, which are trusted in another way, see ``weight_files``.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,12 @@ import shutil
 import stat
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from converter.errors import SourceError, UsageError
-from converter.source.checkpoint import (
-    BIN,
-    BIN_INDEX,
-    INDEXES,
-    PICKLED,
-    SAFETENSORS,
-    SAFETENSORS_INDEX,
-    read_header,
-    weight_files,
-    weight_index,
-)
-from converter.source.jsonfile import (
-    LARGEST,
-    as_object,
-    check_pointer,
-    limited,
-    parse,
-    read_object,
-)
+from converter.source.jsonfile import LARGEST, as_object, check_pointer, limited, parse
 
 CONFIG, CARD = "config.json", "README.md"
 QUANTISED_BY = ("quantize_config.json", "quant_config.json")
@@ -43,13 +27,6 @@ VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
 """Files of a tokenizer. From the Hub they are downloaded with the weights, not before."""
 LARGEST_VOCABULARY = 128 << 20
 """Bytes. That of Gemma, 262,000 tokens and their merges, has 33 MB."""
-DEEPSPEED = "ds_inference_config.json"
-"""Which DeepSpeed-inference writes beside its weights."""
-SHARD = re.compile(r".*-\d+-of-\d+\.(safetensors|bin)")
-WEIGHTS = re.compile(
-    r"(?!training_args|optimizer|scheduler|rng_state|adapter_).*\.(safetensors|bin|pt|pth|ckpt)"
-)
-"""Files that can be a model's weights; a Trainer and PEFT write the others."""
 PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
 """A file or folder name that is not a path, not hidden, and valid on every system."""
 
@@ -72,12 +49,18 @@ def plain_text(text: object) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint's files. Those of a Hub repository are in ``folder`` after ``fetch``."""
+    """A checkpoint's files, and the one reader of its small ones.
+
+    All files but weights are small: configs, a tokenizer, code. What is read of them is what is judged, and
+    what is copied. They belong to the folder: a link that leads out of it could copy a private file of the
+    user into the result. Their size is limited, and each is compared with the Hub's digest as it is opened.
+    """
 
     name: str
     """The Hub id, or the name of the local folder; then the subfolder, if it is in one."""
     folder: Path
-    """Of the checkpoint: the repository, the local folder, or ``subfolder`` in it."""
+    """Of the checkpoint: the repository, the local folder, or ``subfolder`` in it. Files of a Hub repository
+    are there once they were downloaded."""
     files: Mapping[str, int | None]
     """Files in that folder and their sizes in bytes (None where the Hub does not give it)."""
     repo_id: str | None = None
@@ -85,6 +68,7 @@ class Source:
     parameters: Mapping[str, int] | None = None
     """dtype -> number of elements, if the Hub has read it from the safetensors headers."""
     download: Callable[[str], None] | None = None
+    """Downloads a file of a Hub repository, if it is not in ``folder`` yet."""
     offline: bool = False
     """The Hub cannot be reached, and ``files`` are those in its cache."""
     nested: Mapping[str, int | None] | None = None
@@ -93,6 +77,7 @@ class Source:
     """The Hub's digests of files: the SHA-256 or, of a file that is stored in git, git's SHA-1."""
     subfolder: str | None = None
     _contents: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What was read of small files."""
 
     @property
     def root(self) -> str:
@@ -104,21 +89,48 @@ class Source:
         """Whether every file is already in ``folder``."""
         return self.download is None
 
-    def fetch(self, names: Iterable[str]) -> None:
-        """Makes files available in ``folder``, and checks them; for those that others open there by name.
+    # What there is
 
-        Files of a Hub repository are downloaded. Weights may be links that lead out of the folder, since only
-        tensors are copied of them, and their digests are checked where all of their bytes are read; for all
-        other files see ``open``.
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name, in the folder or in a folder of it."""
+        folder, _, _ = name.rpartition("/")
+        return name in (self.inside(folder) if folder else self.files)
+
+    def inside(self, folder: str) -> dict[str, int | None]:
+        """Files of a subfolder as ``folder/name``, and their sizes in bytes; empty if it does not exist.
+
+        A folder that is a link is skipped, and so are files that lead elsewhere (see ``belongs``) or have
+        a name that does not match ``PLAIN``.
         """
-        for name in names:
-            if name in INDEXES or name.endswith((".safetensors", *PICKLED)):
-                if self.download is not None:
-                    self.download(name)
-                check_pointer(self.folder / name)
-                self.check({name} & {*INDEXES})
-            else:
-                self.open(name).close()
+        if not PLAIN.fullmatch(folder):
+            return {}
+        found: dict[str, int | None] = {}
+        if self.nested is not None:
+            found |= self.nested
+        else:
+            path = self.folder / folder
+            if path.is_symlink() or not path.is_dir():
+                return {}
+            for entry in sorted(path.iterdir()):
+                if entry.is_file() and belongs(entry, self.folder):
+                    found[f"{folder}/{entry.name}"] = entry.stat().st_size
+        prefix = f"{folder}/"
+        return {
+            name: size
+            for name, size in found.items()
+            if name.startswith(prefix) and PLAIN.fullmatch(name.removeprefix(prefix))
+        }
+
+    def digest(self, name: str) -> str | None:
+        """The Hub's digest of a file, from its listing or its cache; None for a file from elsewhere."""
+        path = self.folder / name
+        if name not in self.digests and path.is_symlink():
+            blob = path.readlink()  # only this link: the cache may link on, to a name of another kind
+            if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", blob.name):
+                return blob.name
+        return self.digests.get(name)
+
+    # Small files
 
     def open(self, name: str) -> BinaryIO:
         """Opens a small file for reading; all that reads one does it through here.
@@ -126,10 +138,10 @@ class Source:
         Raises ``SourceError`` if it is a link that leads out of a local folder (see ``belongs``), no file, a
         pointer of git-lfs, or not the file that the Hub has.
         """
+        path = self.folder / name
         if self.download is not None:
             self.download(name)
-        path = self.folder / name
-        if self.download is None and not belongs(path, self.folder):
+        elif not belongs(path, self.folder):
             raise SourceError(
                 f"{name} in {self.name} is a link that leads out of the folder; if this is intended, "
                 "replace the link by a copy of the file"
@@ -154,8 +166,8 @@ class Source:
     def read(self, name: str) -> bytes:
         """The content of a small file, which is read once; a ``SourceError`` if it is too large."""
         if name not in self._contents:
+            most = LARGEST_VOCABULARY if name in VOCABULARIES else LARGEST
             with self.open(name) as file:
-                most = LARGEST_VOCABULARY if name in VOCABULARIES else LARGEST
                 self._contents[name] = limited(file, name, most)
         return self._contents[name]
 
@@ -164,25 +176,22 @@ class Source:
         with target.open("xb") as writer:
             if name in self._contents:
                 writer.write(self._contents[name])
-            else:
-                with self.open(name) as reader:
-                    before = os.fstat(reader.fileno())
-                    shutil.copyfileobj(reader, writer)
-                    if os.fstat(reader.fileno()).st_mtime_ns != before.st_mtime_ns:
-                        raise SourceError(f"{name} changed while it was read; try again")
-
-    def has(self, name: str) -> bool:
-        """Whether there is a file of this name, in the folder or in a folder of it."""
-        folder, _, _ = name.rpartition("/")
-        return name in (self.inside(folder) if folder else self.files)
+                return
+            with self.open(name) as reader:
+                before = os.fstat(reader.fileno())
+                shutil.copyfileobj(reader, writer)
+                if os.fstat(reader.fileno()).st_mtime_ns != before.st_mtime_ns:
+                    raise SourceError(f"{name} changed while it was read; try again")
 
     def json(self, name: str) -> Any:
         """What a JSON file holds; None if there is no such file, a ``SourceError`` if it is not JSON."""
         if not self.has(name):
             return None
         raw = self.read(name)
-        # A byte order mark, which some editors write, is harmless here: the result's config is written anew.
-        return parse(raw.removeprefix(BOM_UTF8) if name == CONFIG else raw, name)
+        if name == CONFIG:
+            # Some editors write a byte order mark. It does no harm here: the result's config is written anew.
+            raw = raw.removeprefix(BOM_UTF8)
+        return parse(raw, name)
 
     def object(self, name: str) -> dict[str, Any]:
         """The object that a JSON file holds, empty if there is no such file; else a ``SourceError``."""
@@ -191,7 +200,9 @@ class Source:
     def contents(self, names: Iterable[str]) -> dict[str, Any]:
         """What these files hold, by name, without those that are missing or not JSON: nobody reads them."""
         found = {}
-        for name in filter(self.has, names):
+        for name in names:
+            if not self.has(name):
+                continue
             try:
                 found[name] = self.json(name)
             except SourceError as error:
@@ -199,109 +210,22 @@ class Source:
                     raise
         return found
 
-    def digest(self, name: str) -> str | None:
-        """The Hub's digest of a file, from its listing or its cache; None for a file from elsewhere."""
-        path = self.folder / name
-        if name not in self.digests and path.is_symlink():
-            blob = path.readlink()  # only this link: the cache may link on, to a name of another kind
-            if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", blob.name):
-                return blob.name
-        return self.digests.get(name)
-
-    def check(self, names: Iterable[str]) -> None:
-        """Compares weights with the Hub's digests; a ``SourceError`` names a file that differs."""
-        for name in names:
-            if (self.folder / name).is_file():
-                check_digest(self.folder / name, self.digest(name))
-
-    def inside(self, folder: str) -> dict[str, int | None]:
-        """Files of a subfolder as ``folder/name``, and their sizes in bytes; empty if it does not exist.
-
-        A folder that is a link is skipped, and so are files that lead elsewhere (see ``belongs``) or have
-        a name that does not match ``PLAIN``.
-        """
-        if not PLAIN.fullmatch(folder):
-            return {}
-        if self.nested is not None:
-            found = dict(self.nested)
-        else:
-            path = self.folder / folder
-            if path.is_symlink() or not path.is_dir():
-                return {}
-            found = {
-                f"{folder}/{entry.name}": entry.stat().st_size
-                for entry in sorted(path.iterdir())
-                if entry.is_file() and belongs(entry, self.folder)
-            }
-        prefix = f"{folder}/"
-        return {
-            name: size
-            for name, size in found.items()
-            if name.startswith(prefix) and PLAIN.fullmatch(name.removeprefix(prefix))
-        }
-
     def config(self) -> dict[str, Any]:
         """The parsed ``config.json``, or a ``SourceError``."""
-        if CONFIG not in self.files:
-            signs = {
-                "adapter_config.json": "; it is a LoRA adapter: merge it into its model first",
-                "config.yaml": "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted",
-            }
-            what = "".join(text for name, text in signs.items() if name in self.files)
-            inner = [f"{path.parent.name}/{CONFIG}" for path in sorted(self.folder.glob(f"*/{CONFIG}"))]
-            check_others(self.name, [*self.files, *inner])
-            raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{what}")
-        return self.object(CONFIG)
-
-    def stored_dtypes(self) -> set[str] | None:
-        """The safetensors dtypes of the weights; None if they are not known before loading or a download."""
-        if weight_index(self.files) not in (SAFETENSORS, SAFETENSORS_INDEX):
-            return None
-        if not self.local:
-            return set(self.parameters) if self.parameters else None
-        return {
-            tensor.dtype for name in self.weights() for tensor in read_header(self.folder / name).values()
-        }
-
-    @property
-    def index(self) -> str | None:
-        """Name of the index of the weight files in use; None if there is no index."""
-        first = weight_index(self.files)
-        return first if first in INDEXES else None
-
-    def weights(self) -> dict[str, int | None]:
-        """The weight files in use and their sizes in bytes, without the index; empty if there are none."""
-        first = weight_index(self.files)
-        if first is None:
-            if self.offline:
-                raise SourceError(
-                    f"the cache has no weights of {self.name}, and the Hub cannot be reached; check the "
-                    "connection (and HF_HUB_OFFLINE, HF_ENDPOINT)"
-                )
-            check_others(self.name, self.files)
-            check_names(self.name, self.files)
-            return {}
-        names, found = [first], dict(self.files)
-        if first in INDEXES:
-            self.fetch([first])
-            names = sorted(set(weight_files(first, lambda name: read_object(self.folder / name)).values()))
-            if self.nested is None:
-                nested = [name for name in names if "/" in name and (self.folder / name).is_file()]
-                found |= {name: (self.folder / name).stat().st_size for name in nested}
-            found |= self.nested or {}
-            missing = [name for name in names if name not in found]
-            if missing and not (self.local or self.offline):
-                raise SourceError(
-                    f"{self.name} lacks {len(missing)} of its {len(names)} shards (first: {missing[0]!r}); "
-                    "choose another `revision`, or tell its owner"
-                )
-        if self.local:
-            self.fetch(name for name in names if name in found)
-        return {name: found.get(name) for name in names}
+        if CONFIG in self.files:
+            return self.object(CONFIG)
+        inner = [f"{path.parent.name}/{CONFIG}" for path in sorted(self.folder.glob(f"*/{CONFIG}"))]
+        explain_missing(self.name, [*self.files, *inner])
+        what = ""
+        if "adapter_config.json" in self.files:
+            what += "; it is a LoRA adapter: merge it into its model first"
+        if "config.yaml" in self.files:
+            what += "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted"
+        raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{what}")
 
 
-def check_others(source: str, names: Iterable[str]) -> None:
-    """Raises ``SourceError`` for files that say more than that others are missing.
+def explain_missing(source: str, names: Iterable[str]) -> None:
+    """Raises ``SourceError`` if other files say why config.json or the weights are missing.
 
     They are files in llama.cpp's format, and the config of a checkpoint in a subfolder.
     """
@@ -318,24 +242,6 @@ def check_others(source: str, names: Iterable[str]) -> None:
             )
 
 
-def check_names(source: str, names: Iterable[str]) -> None:
-    """Raises ``SourceError`` for weights that no library finds, since their names are not the usual ones."""
-    for name in sorted(names):
-        if name == DEEPSPEED:
-            raise SourceError(
-                f"{source} has {name}: weights in DeepSpeed-inference's format cannot be converted; give the "
-                "checkpoint that they were made from"
-            )
-        if SHARD.fullmatch(name):
-            index = BIN_INDEX if name.endswith(".bin") else SAFETENSORS_INDEX
-            raise SourceError(f"{source} has shards such as {name}, but no {index}; download it, too")
-        if WEIGHTS.fullmatch(name):
-            raise SourceError(
-                f"{source} has neither {SAFETENSORS} nor {BIN}, but {name}; if this is the whole model, give "
-                "it the usual name"
-            )
-
-
 def check_digest(
     path: Path, wanted: str | None, sha256: str | None = None, file: BinaryIO | None = None
 ) -> None:
@@ -345,18 +251,27 @@ def check_digest(
     """
     if wanted is None or wanted == sha256:
         return
-    with path.open("rb") if file is None else nullcontext(file) as opened:
-        opened.seek(0)
-        digest = hashlib.sha256()
-        if len(wanted) == 40:
-            digest = hashlib.sha1(b"blob %d\0" % os.fstat(opened.fileno()).st_size)
-        while block := opened.read(4 << 20):
-            digest.update(block)
-    if digest.hexdigest() != wanted:
+    if file is None:
+        with path.open("rb") as opened:
+            found = _digest_like(wanted, opened)
+    else:
+        found = _digest_like(wanted, file)
+    if found != wanted:
         raise SourceError(
             f"{path.name} in the Hub's cache is not the file that the Hub has: its digest differs; delete "
             f"{path.resolve()}, and run the same command again"
         )
+
+
+def _digest_like(wanted: str, file: BinaryIO) -> str:
+    """The digest of a whole file, of the kind that another one is: SHA-256, or git's SHA-1."""
+    digest = hashlib.sha256()
+    if len(wanted) == 40:
+        digest = hashlib.sha1(b"blob %d\0" % os.fstat(file.fileno()).st_size)
+    file.seek(0)
+    while block := file.read(4 << 20):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def belongs(path: Path, folder: Path) -> bool:

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -34,56 +35,23 @@ that repeats a number, is stored once but written out in full; a hostile file co
 
 def load(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of one ``.bin`` file, in its order, memory-mapped if possible; or a ``SourceError``."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about unusual pickles: they either load or raise
-            with safe_globals(_ignored(path)):
-                state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
-    except MemoryError:
-        raise
-    except Exception as error:  # a hostile pickle can raise anything
-        reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
-        called = re.search(r"GLOBAL (\S{1,100})", str(error))
-        reason = reason.partition(". ")[0][:160]
-        what = (
-            f"holds more than tensors: {called[1]}, which this tool does not run"
-            if called
-            else f"is damaged or holds more than tensors, and this tool does not run its code ({reason})"
-        )
-        raise SourceError(f"{path.name} {what}; convert a safetensors version of the checkpoint") from error
+    state = _unpickle(path)
     if path.name == TRAINING and isinstance(state, dict):
         state = state.get("state_dict")
     if not isinstance(state, dict):
         raise SourceError(f"{path.name} holds a {type(state).__name__}, not a dict of named tensors")
-    state = {name: value for name, value in state.items() if not isinstance(value, Ignored)}
-    for name, tensor in state.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise SourceError(
-                f"{path.name}: {_short(name)} is a {type(tensor).__name__}, not a tensor with a text name"
-            )
-        if not name.isprintable() or len(name) > LONGEST_NAME or name == "__metadata__":
-            raise SourceError(f"{path.name}: {_short(name)} is not a valid tensor name; the file is damaged")
-        if (
-            tensor.layout != torch.strided
-            or tensor.device.type != "cpu"
-            or tensor.dtype not in NAMES
-            or tensor.is_neg()
-            or tensor.dim() > MOST_DIMENSIONS
-        ):
-            kind = f"negated {tensor.dtype}" if tensor.is_neg() else f"{tensor.dtype}"
-            raise SourceError(
-                f"{path.name}: {name!r} is a {tensor.layout} {kind} tensor of {tensor.dim()} dimensions, "
-                "which no model uses"
-            )
-        if _reach(tensor) > tensor.untyped_storage().nbytes():
-            raise SourceError(f"{path.name} is damaged: {name!r} claims more elements than it stores")
-    size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
+    tensors = {name: value for name, value in state.items() if not isinstance(value, Ignored)}
+    for name, tensor in tensors.items():
+        _check_name(path.name, name, tensor)
+        _check_tensor(path.name, name, tensor)
+    size = path.stat().st_size
+    total = sum(tensor.nbytes for tensor in tensors.values())
     if total > MOST * size:
         raise SourceError(
             f"{path.name} has {size} bytes, but its tensors share storage and would take {total} when "
             f"written; at most {MOST} times the file's size is allowed"
         )
-    return state
+    return tensors
 
 
 class Ignored:
@@ -94,10 +62,58 @@ class Ignored:
     def __setstate__(self, state: object) -> None: ...
 
 
+def _unpickle(path: Path) -> Any:
+    """What a pickle holds, of tensors and plain containers; a ``SourceError`` if it holds anything else."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about unusual pickles: they either load or raise
+            with safe_globals(_ignored(path)):
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
+    except MemoryError:
+        raise
+    except Exception as error:  # a hostile pickle can raise anything
+        what = _what_is_wrong(str(error))
+        raise SourceError(f"{path.name} {what}; convert a safetensors version of the checkpoint") from error
+
+
 def _ignored(path: Path) -> list[Callable[..., object] | tuple[Callable[..., object], str]]:
     """Stand-ins for the classes in a training program's checkpoint; in other files they are refused."""
     names = get_unsafe_globals_in_checkpoint(path) if path.name == TRAINING else []
     return [(Ignored, name) for name in names]
+
+
+def _what_is_wrong(said: str) -> str:
+    """What is wrong with a pickle, by what torch said as it refused it."""
+    called = re.search(r"GLOBAL (\S{1,100})", said)
+    if called:
+        return f"holds more than tensors: {called[1]}, which this tool does not run"
+    _, _, reason = said.rpartition("WeightsUnpickler error: ")
+    line, _, _ = reason.strip().partition("\n")
+    sentence, _, _ = line.partition(". ")
+    return f"is damaged or holds more than tensors, and this tool does not run its code ({sentence[:160]})"
+
+
+def _check_name(file: str, name: object, tensor: object) -> None:
+    """Raises ``SourceError`` for what is not a tensor with a name that one can have."""
+    if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        raise SourceError(
+            f"{file}: {_short(name)} is a {type(tensor).__name__}, not a tensor with a text name"
+        )
+    if not name.isprintable() or len(name) > LONGEST_NAME or name == "__metadata__":
+        raise SourceError(f"{file}: {_short(name)} is not a valid tensor name; the file is damaged")
+
+
+def _check_tensor(file: str, name: str, tensor: torch.Tensor) -> None:
+    """Raises ``SourceError`` for a kind of tensor that no model has, or one with too few stored elements."""
+    plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_neg()
+    if not plain or tensor.dtype not in NAMES or tensor.dim() > MOST_DIMENSIONS:
+        kind = f"negated {tensor.dtype}" if tensor.is_neg() else f"{tensor.dtype}"
+        raise SourceError(
+            f"{file}: {name!r} is a {tensor.layout} {kind} tensor of {tensor.dim()} dimensions, "
+            "which no model uses"
+        )
+    if _reach(tensor) > tensor.untyped_storage().nbytes():
+        raise SourceError(f"{file} is damaged: {name!r} claims more elements than it stores")
 
 
 def without_tied(state: Mapping[str, torch.Tensor], tied: Collection[str]) -> dict[str, torch.Tensor]:
@@ -134,8 +150,9 @@ def _reach(tensor: torch.Tensor) -> int:
     """Bytes from the start of the storage to the end of the last element."""
     if tensor.numel() == 0:
         return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = tensor.storage_offset() + sum((length - 1) * stride for length, stride in steps)
+    last = tensor.storage_offset()
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        last += (length - 1) * stride
     return int(last + 1) * tensor.element_size()
 
 

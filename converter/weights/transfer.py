@@ -24,8 +24,8 @@ from converter.source.checkpoint import (
     loads_everywhere,
     read_header,
     read_metadata,
+    read_weight_map,
     target_names,
-    weight_files,
 )
 from converter.source.jsonfile import parse_object, read_bytes
 from converter.source.source import check_digest
@@ -48,7 +48,9 @@ NOT_LINKED = {None: "copied", "reflink": "not shared", "hard": "not linked", "sy
 
 
 @dataclass(frozen=True)
-class Order:
+class TransferOptions:
+    """How all weight files are transferred."""
+
     dtype: Dtype | None = None
     """Round floating point tensors to this dtype; None changes no byte."""
     link: Link | None = None
@@ -64,7 +66,7 @@ class Order:
     """What the Hub says of weight files, see ``check_digest``; these are read even where they are linked."""
 
 
-ORDER = Order()
+DEFAULTS = TransferOptions()
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class _Job:
     target: Path
     size: int
     """Of the source in bytes, when the run first looked at it."""
-    order: Order
+    options: TransferOptions
     rewritten: bool
     """Whether its bytes change; else it is copied."""
     digest: str | None
@@ -93,7 +95,7 @@ class _Job:
         Raises ``SourceError`` or ``OSError``. ``advance`` is called with the bytes that were just made; what
         it raises ends the work.
         """
-        unread, before = self.order.unread, _state(self.source)
+        unread, before = self.options.unread, _state(self.source)
         if self.source.stat().st_size != self.size:
             raise changed(self.source.name)
         if self.rewritten:
@@ -119,12 +121,12 @@ class _Job:
         return digest
 
     def _rewrite(self, advance: Callable[[int], object]) -> str:
-        order, done = self.order, 0
+        options, done = self.options, 0
         names: dict[str, Any] = {
-            "dtype": STORED[order.dtype] if order.dtype else None,
-            "keep": list(order.keep),
+            "dtype": STORED[options.dtype] if options.dtype else None,
+            "keep": list(options.keep),
             "expected": self.expected,
-            "tied": list(order.tied),
+            "tied": list(options.tied),
         }
         if not self.pickled:
             from converter.weights.rewrite import rewrite
@@ -132,14 +134,14 @@ class _Job:
             def look(data: memoryview) -> None:
                 advance(data.nbytes)
 
-            return rewrite(self.source, self.target, unread=order.unread, look=look, **names)
+            return rewrite(self.source, self.target, unread=options.unread, look=look, **names)
 
         def grown() -> None:
             nonlocal done
             before, done = done, self.target.stat().st_size if self.target.exists() else 0
             advance(done - before)
 
-        unread = None if order.unread is None else order.unread.pattern
+        unread = None if options.unread is None else options.unread.pattern
         return worker.rewrite_apart(self.source, self.target, {"unread": unread, **names}, grown)
 
 
@@ -147,14 +149,14 @@ def transfer(
     checkpoint: Checkpoint,
     source: Path,
     folder: Path,
-    order: Order = ORDER,
+    options: TransferOptions = DEFAULTS,
     *,
     space: Callable[[int], object] = bool,
     progress: bool = False,
 ) -> tuple[dict[str, int], dict[str, str]]:
     """Writes the checkpoint's weights to ``folder``; tensor names do not change.
 
-    Safetensors files and their index keep their names and every byte, unless ``order`` names a dtype, or
+    Safetensors files and their index keep their names and every byte, unless ``options`` name a dtype, or
     some supported transformers does not load them as they are.
     ``.bin`` files become safetensors; they are loaded as tensors only (``weights_only=True``), in a process
     of their own. ``space`` is called with the number of bytes to write, before anything is written.
@@ -167,21 +169,21 @@ def transfer(
     jobs: dict[str, _Job] = {}
     how: Counter[str] = Counter()
     for name, size in checkpoint.files.items():
-        target, digest = folder / targets[name], order.digests.get(name)
-        rewritten = order.dtype is not None or checkpoint.format == "bin"
+        target, digest = folder / targets[name], options.digests.get(name)
+        rewritten = options.dtype is not None or checkpoint.format == "bin"
         if not rewritten:
             rewritten = not loads_everywhere(read_metadata(source / name))
         made = None
-        if order.link and not rewritten:
+        if options.link and not rewritten:
             check_digest(source / name, digest)
-            made = link_file(source / name, target, size, order.link)
+            made = link_file(source / name, target, size, options.link)
         if made is None:
             expected = [tensor for tensor, file in checkpoint.weight_map.items() if file == name]
-            jobs[name] = _Job(source / name, target, size, order, rewritten, digest, expected)
-        how[made or ("converted" if rewritten else NOT_LINKED[order.link])] += 1
+            jobs[name] = _Job(source / name, target, size, options, rewritten, digest, expected)
+        how[made or ("converted" if rewritten else NOT_LINKED[options.link])] += 1
     size = sum(job.size for job in jobs.values())
-    if order.dtype is not None:
-        size = _size_in(checkpoint, jobs, STORED[order.dtype])
+    if options.dtype is not None:
+        size = _size_in(checkpoint, jobs, STORED[options.dtype])
     space(size)
     what = "converting weights" if how["converted"] else "copying weights"
     with byte_bar(what, size, show=progress) as advance:
@@ -264,7 +266,7 @@ def _transfer_index(
     index = checkpoint.index or ""
     raw = read_bytes(source / index)
     content = parse_object(raw, index)
-    if weight_files(index, lambda _: content) != checkpoint.weight_map:
+    if read_weight_map(index, content) != checkpoint.weight_map:
         raise changed(index)  # it may be a private file by now
     metadata = content.get("metadata")
     all_stored = checkpoint.weight_map.keys() <= checkpoint.tensors.keys()

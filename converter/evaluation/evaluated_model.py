@@ -301,8 +301,7 @@ def open_evaluated_model(
         except torch.OutOfMemoryError as error:
             raise UsageError(
                 "the device does not have enough memory; give shorter lengths, a smaller "
-                f"{option.batch_size}, or "
-                f"{option.device} auto or cpu"
+                f"{option.batch_size}, or {option.device} auto or cpu"
             ) from error
         finally:
             evaluated._loaded = None

@@ -209,8 +209,7 @@ def _check_form(static: bool, dynamic: Basis | None) -> None:
     if dynamic == "length":
         raise UsageError(
             f"{option.dynamic} length is not fitted: there, a token's slopes depend on the tokens after it; "
-            "give "
-            f"{option.dynamic} position or {option.static}"
+            f"give {option.dynamic} position or {option.static}"
         )
 
 
@@ -271,9 +270,8 @@ def _check_text(evaluated: EvaluatedModel, splits: Sequence[Split]) -> None:
         if loss > guessing + WORSE_THAN_GUESSING:
             raise UsageError(
                 f"{evaluated.model.name} does not understand {option.text}: its loss is {loss:.1f} nats a "
-                "token "
-                f"at {split.trained} tokens, and guessing would give {guessing:.1f}; give text of the kind "
-                "that it was trained on"
+                f"token at {split.trained} tokens, and guessing would give {guessing:.1f}; give text of the "
+                "kind that it was trained on"
             )
 
 

@@ -96,8 +96,7 @@ def norm_head(config: Config) -> bool:
     raise Undecided(
         f"config.json does not say which head this model has: {contradiction if second else unknown}; give "
         f"{option.overrides} norm_head=true if it was made from Baichuan2, and {option.overrides} "
-        "norm_head=false if from "
-        "Baichuan-13B"
+        "norm_head=false if from Baichuan-13B"
     )
 
 

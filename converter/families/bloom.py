@@ -74,8 +74,7 @@ def check(config: Config) -> None:
         raise Undecided(
             f"slow_but_exact with pretraining_tp {ranks} makes transformers' BLOOM leave out the biases "
             "after attention and MLP, with which it was trained; to convert it with them, give "
-            f"{option.overrides} "
-            "slow_but_exact=false"
+            f"{option.overrides} slow_but_exact=false"
         )
 
 

@@ -136,8 +136,7 @@ def check_norms(config: Config) -> None:
         raise Undecided(
             f"layer_norm_epsilon is {own!r}, but llm-foundry's classes, which architectures names, do not "
             f"read that key; if the model was trained with it, give {option.overrides} norm_eps={own!r}, "
-            "otherwise "
-            "remove it from config.json"
+            "otherwise remove it from config.json"
         )
     if attention(config).get("qk_ln") and not set(given.values()) <= {EPSILON}:
         raise UnsupportedModel(

@@ -112,8 +112,7 @@ def read_model(
         if key not in origin.overrides or origin.overrides[key] != value:
             raise UsageError(
                 f"{option.overrides} {key} is for the config of a source, and this repository is converted; "
-                "drop "
-                "it, or convert the source with it"
+                "drop it, or convert the source with it"
             )
     given |= {"provenance": origin, "overrides": origin.overrides}
     if family is not None:

@@ -74,8 +74,7 @@ def _check_settable(key: str, value: Any) -> None:
     if root in FIXED:
         raise UsageError(
             f"{option.overrides} {key}: this key says what the checkpoint is or where it comes from, and "
-            "cannot be "
-            "set"
+            "cannot be set"
         )
     try:
         json.dumps(value, allow_nan=False)

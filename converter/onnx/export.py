@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.bytesize import bytes_text
-from converter.errors import OutputError, SourceError, ValidationError
+from converter.errors import OutputError, SourceError, ValidationError, option
 from converter.families.family import TASKS
 from converter.interrupts import held
 from converter.model.alibi import AlibiModel
@@ -123,9 +123,11 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
                 repository, {name: work / name for name in graphs}, options.provider, progress=progress
             )
             if report.failure:
-                # With 8 bits for activations, too, outliers among them leave too few for the others.
-                instead = "; `OnnxOptions.dtype` int8 does not round activations" * (options.dtype == INTEGER)
-                raise ValidationError(f"{report.failure}; no graph was written{instead}")
+                problem = f"{report.failure}; no graph was written"
+                if options.dtype == INTEGER:
+                    # With 8 bits for activations, too, outliers among them leave too few for the others.
+                    problem += f"; {option.onnx_dtype} int8 does not round activations"
+                raise ValidationError(problem)
         served, note = options.profile == "ort" and repository.has_cache, None
         if served:
             from converter.onnx.genai import NEVER_ENDS, genai_config
@@ -215,7 +217,7 @@ def write_graphs(
 
     elements = repository.checkpoint.parameters or 0
     check_space(
-        work, elements * BYTES[dtype], "the graph's own weights need", "leave out `OnnxOptions.standalone`"
+        work, elements * BYTES[dtype], "the graph's own weights need", f"leave out {option.onnx_standalone}"
     )
     name = standalone_graph(dtype)
     (work / name).parent.mkdir()
@@ -264,5 +266,5 @@ def check_no_links(repository: AlibiModel, options: OnnxOptions) -> None:
         if (repository.folder / name).is_symlink():
             raise OutputError(
                 f"{name} is a link, as in the Hub's cache, and onnxruntime refuses weights outside the "
-                "graph's folder; export a copy of the repository, or give `OnnxOptions.standalone`"
+                f"graph's folder; export a copy of the repository, or give {option.onnx_standalone}"
             )

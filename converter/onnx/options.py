@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from converter.errors import UsageError
+from converter.errors import UsageError, option
 from converter.families.family import TASKS as TASK_OF
 
 Profile = Literal["ort", "portable"]
@@ -67,24 +67,25 @@ class OnnxOptions:
 
     def __post_init__(self) -> None:
         for name, value, known in (
-            ("`OnnxOptions.profile`", self.profile, PROFILES),
-            ("`OnnxOptions.dtype`", self.dtype, DTYPES),
-            ("`OnnxOptions.task`", self.task, (None, *TASKS)),
-            ("`pooling`", self.pooling, (None, *POOLINGS)),
-            ("`provider`", self.provider, (None, *PROVIDERS)),
+            (option.onnx_profile, self.profile, PROFILES),
+            (option.onnx_dtype, self.dtype, DTYPES),
+            (option.onnx_task, self.task, (None, *TASKS)),
+            (option.pooling, self.pooling, (None, *POOLINGS)),
+            (option.provider, self.provider, (None, *PROVIDERS)),
         ):
             if value not in known:
                 choices = ", ".join(str(choice) for choice in known if choice)
                 raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
         if self.calibrate and QUANTISED.get(self.dtype) != 4:
-            raise UsageError("`calibrate` is for int4 weights; give `OnnxOptions.dtype` int4 with it")
+            raise UsageError(f"{option.calibrate} is for int4 weights; give {option.onnx_dtype} int4 with it")
         if self.pooling and not self.pooled:
             raise UsageError(
-                "`pooling` says how to compute the vectors of `pooled`; add it, or drop `pooling`"
+                f"{option.pooling} says how to compute the vectors of {option.pooled}; add it, or drop "
+                f"{option.pooling}"
             )
         if self.pooled and self.task not in (None, BACKBONE):
             raise UsageError(
-                f"`pooled` is for graphs of hidden states; give `OnnxOptions.task` {BACKBONE} with it"
+                f"{option.pooled} is for graphs of hidden states; give {option.onnx_task} {BACKBONE} with it"
             )
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from converter.config import Config, is_integer
-from converter.errors import MissingPackage, UnsupportedModel, UsageError
+from converter.errors import MissingPackage, UnsupportedModel, UsageError, option
 from converter.families import Family
 from converter.families.family import TASKS
 from converter.model.alibi import AlibiModel
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
 OPTIMUM = "optimum-cli export onnx --model DIR"
-INSTEAD = "leave out `pooled`, and pool the hidden states in your own program"
+INSTEAD = f"leave out {option.pooled}, and pool the hidden states in your own program"
 
 
 def check_installed(options: OnnxOptions | None = None) -> None:
@@ -57,7 +57,8 @@ def require_alibi(model: Model) -> AlibiModel:
     if not isinstance(model, AlibiModel):
         raise UnsupportedModel(
             f"ONNX graphs are written for ALiBi models only, and {model.model_type!r} is rotary; convert it "
-            f"without `onnx`, with `scale` (tracing would freeze a dynamic scaling), and export it: {OPTIMUM}"
+            f"without {option.onnx}, with {option.scale} (tracing would freeze a dynamic scaling), and "
+            f"export it: {OPTIMUM}"
         )
     return model
 
@@ -90,7 +91,7 @@ def class_for(task: str | None, family: Family, config: Config, *, last_logits: 
     classes = {TASKS[head]: f"{start}{head}" for head in heads if head in TASKS}
     if task is not None and task not in classes:
         raise UnsupportedModel(
-            f"`OnnxOptions.task` {task} needs weights that this checkpoint ({own}) does not have; choose "
+            f"{option.onnx_task} {task} needs weights that this checkpoint ({own}) does not have; choose "
             f"{' or '.join(classes)}"
         )
     named = own if task is None else classes[task]
@@ -98,17 +99,17 @@ def class_for(task: str | None, family: Family, config: Config, *, last_logits: 
         original = json.dumps([family.language_model.removeprefix("Ntk")])
         raise UnsupportedModel(
             f"architectures names a model without a head ({own}); for a graph of its hidden states give "
-            f"`OnnxOptions.task` {BACKBONE}; if it is a language model whose head is the embedding table, "
-            f"convert the source with `overrides` 'architectures={original}'"
+            f"{option.onnx_task} {BACKBONE}; if it is a language model whose head is the embedding table, "
+            f"convert the source with {option.overrides} 'architectures={original}'"
         )
     classifies = family.kind == "decoder" and named == f"{start}ForSequenceClassification"
     if classifies and not is_integer(config.get("pad_token_id")):
         raise UnsupportedModel(
             "config.json has no pad_token_id, by which a classifier finds the last token of a row; convert "
-            "the source with `overrides` pad_token_id=N"
+            f"the source with {option.overrides} pad_token_id=N"
         )
     if last_logits and not has_cache(named, family):
-        raise UsageError(f"`last_logits` is for language models, and {named} is not one; leave it out")
+        raise UsageError(f"{option.last_logits} is for language models, and {named} is not one; leave it out")
     return named
 
 
@@ -125,12 +126,12 @@ def graph_pooling(source: Source, given: str | None) -> Pooling:
         found = read_pooling(source, given)
         check_vectors(source)
     except UnsupportedModel as error:
-        raise UnsupportedModel(f"`pooled`: {error}; {INSTEAD}") from error
+        raise UnsupportedModel(f"{option.pooled}: {error.message}; {INSTEAD}") from error
     if found is not None:
         return found
     if given is None:
         raise UnsupportedModel(
-            f"`pooled`: the repository has no {MODULES} of sentence-transformers, which says how to pool; "
-            "add `pooling` mean (of all tokens, the usual one) or cls (the first token)"
+            f"{option.pooled}: the repository has no {MODULES} of sentence-transformers, which says how to "
+            f"pool; add {option.pooling} mean (of all tokens, the usual one) or cls (the first token)"
         )
     return Pooling((given,), normalised=False)

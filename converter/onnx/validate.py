@@ -21,7 +21,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
-from converter.errors import ProviderError
+from converter.errors import ProviderError, option
 from converter.model.alibi import AlibiModel
 from converter.onnx.opened_graph import OpenedGraph
 from converter.onnx.options import PROVIDERS
@@ -104,8 +104,8 @@ def check_any_on_cuda(providers: Mapping[str, Sequence[str]]) -> None:
     if used and "cuda" not in used:
         raise ProviderError(
             "graphs of the profile ort that compute in float32 are for CPUs; export with "
-            "`OnnxOptions.dtype` fp16, bf16, int8-fp16 or int4-fp16, or, if it is not w8a8, with "
-            "`OnnxOptions.profile` portable"
+            f"{option.onnx_dtype} fp16, bf16, int8-fp16 or int4-fp16, or, if it is not w8a8, with "
+            f"{option.onnx_profile} portable"
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from converter.errors import ConverterError, PushError, UsageError
+from converter.errors import ConverterError, PushError, UsageError, option
 from converter.source.hub import (
     DEFAULT_REVISION,
     access_token,
@@ -60,7 +60,8 @@ class Hub:
         secret = access_token(token)
         if secret is None:
             raise PushError(
-                f"writing to {repo_id} takes a token with write access: `hf auth login`, HF_TOKEN or `token`"
+                f"writing to {repo_id} takes a token with write access: `hf auth login`, HF_TOKEN or "
+                f"{option.token}"
             )
         set_up_client(progress=progress)
         self.repo_id, self._token, self._api = repo_id, secret, HfApi(token=secret)
@@ -73,7 +74,7 @@ class Hub:
         if self._role == "read":
             raise PushError(
                 f"this token of {self._owner} can only read; create one with write access in the Hub's "
-                "settings, then `hf auth login` or give `token`"
+                f"settings, then `hf auth login` or give {option.token}"
             )
 
     def check_namespace(self) -> None:
@@ -104,7 +105,7 @@ class Hub:
             if branch not in (None, DEFAULT_REVISION):
                 refs = self._api.list_repo_refs(self.repo_id)
                 if branch in [tag.name for tag in refs.tags]:
-                    raise UsageError(f"`branch` {branch} is a tag of {self.repo_id}; name a branch")
+                    raise UsageError(f"{option.branch} {branch} is a tag of {self.repo_id}; name a branch")
                 heads = {found.name: commit_id(found.target_commit) for found in refs.branches}
             branch = branch or DEFAULT_REVISION
             head = heads.get(branch, head)
@@ -182,9 +183,10 @@ class Hub:
             place = f"{self.repo_id}, branch {branch or DEFAULT_REVISION!r},"
             reason = client_reason(error, self._token)
             raise PushError(
-                f"{place} cannot be pushed to: {reason}; check the id, whether `token` has write access, and "
-                "the connection (HF_HUB_OFFLINE, HF_ENDPOINT, HF_HUB_DISABLE_XET=1), and run the same "
-                "command again: a push is one commit, all or nothing, and what the Hub has is not sent again"
+                f"{place} cannot be pushed to: {reason}; check the id, whether {option.token} has write "
+                "access, and the connection (HF_HUB_OFFLINE, HF_ENDPOINT, HF_HUB_DISABLE_XET=1), and run "
+                "the same command again: a push is one commit, all or nothing, and what the Hub has is not "
+                "sent again"
             ) from shown(error, self._token)
 
 

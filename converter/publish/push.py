@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.config import Config, Provenance
-from converter.errors import PushError, UsageError
+from converter.errors import PushError, UsageError, option
 from converter.interrupts import Interrupted
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
 from converter.publish.hub import BRANCH, Hub, Target, same
@@ -183,22 +183,23 @@ def _open(options: PushOptions, source: str | None, *, progress: bool) -> tuple[
     repo_id, branch = options.repo_id, options.branch
     if branch is not None and not BRANCH.fullmatch(branch):
         raise UsageError(
-            f"`branch` {branch[:100]!r} is not a valid branch name; use letters, digits, - and _"
+            f"{option.branch} {branch[:100]!r} is not a valid branch name; use letters, digits, - and _"
         )
     hub = Hub(repo_id, token=options.token, progress=progress)
     if source is not None and source.lower() == repo_id.lower() and not (branch or options.create_pr):
         raise PushError(
-            f"{repo_id} is what was converted; push to another repository, or with `branch` or `create_pr`"
+            f"{repo_id} is what was converted; push to another repository, or with {option.branch} or "
+            f"{option.create_pr}"
         )
     target = hub.look(branch)
     if not options.create_pr:
         hub.check_namespace()
     elif target is None or target.new_branch:
         place = repo_id if target is None else f"{repo_id} (branch {branch})"
-        raise PushError(f"the Hub shows no {place} to open a pull request in; drop `create_pr`")
+        raise PushError(f"the Hub shows no {place} to open a pull request in; drop {option.create_pr}")
     if target is not None and options.private and not target.private:
         raise PushError(
-            f"{repo_id} exists and is public; drop `private`, or make it private in its settings first"
+            f"{repo_id} exists and is public; drop {option.private}, or make it private in its settings first"
         )
     return hub, target
 
@@ -248,7 +249,7 @@ def _occupied(options: PushOptions, target: Target, held: Sequence[str]) -> Push
     begins = ", as a new branch begins as the default one," * target.new_branch
     return PushError(
         f"{place} holds something else{begins} ({_some(held)}); name another repository or branch, or give "
-        "`overwrite` to replace it there"
+        f"{option.overwrite} to replace it there"
     )
 
 

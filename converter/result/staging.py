@@ -81,8 +81,7 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     for name in _foreign(place):
         raise OutputError(
             f"{option.out} {out} holds {name!r}, and {option.overwrite} replaces only a result or a folder "
-            "with "
-            "nothing but a model's files; move it away, or name another folder"
+            "with nothing but a model's files; move it away, or name another folder"
         )
     if sources & _folders(Path(here) for here, _, _ in os.walk(place)):  # one is mounted as the source
         raise overlap

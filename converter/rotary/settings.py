@@ -199,8 +199,7 @@ def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
         start, end = scaling.ramp
         return (
             f"{option.method} by-parts would scale nothing: YaRN's ramp from {start:g} to {end:g} tokens "
-            "lies "
-            f"beside the model's wavelengths; give another {option.ramp}, or {option.method} ntk"
+            f"lies beside the model's wavelengths; give another {option.ramp}, or {option.method} ntk"
         )
     return None
 
@@ -214,8 +213,7 @@ def _dynamic_problem(model_type: str, reads: Sequence[str], scaling: Scaling) ->
     if scaling.dynamic == "position":
         return (
             f"{option.dynamic} position is impossible for rotary models such as {model_type!r}: each key is "
-            "rotated "
-            f"once, for all queries; give {option.dynamic} length"
+            f"rotated once, for all queries; give {option.dynamic} length"
         )
     if "dynamic" not in reads:
         return (

@@ -149,14 +149,12 @@ class Request:
         elif not given and not self.by_default and self.slopes is None:
             raise UsageError(
                 f"{option.method} {self.method} needs a strength: give {option.scale}, "
-                f"{option.target_length} or "
-                f"{option.dynamic}"
+                f"{option.target_length} or {option.dynamic}"
             )
         if self.rate is not None and self.dynamic is None and not self.by_default:
             raise UsageError(
                 f"{option.rate} needs {option.dynamic} length or {option.dynamic} position; give one of them "
-                "or drop "
-                f"{option.rate}"
+                f"or drop {option.rate}"
             )
         self._check_ranges()
 

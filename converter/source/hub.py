@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from converter.errors import SourceError, UsageError
+from converter.errors import SourceError, UsageError, option
 from converter.progress import LOG, LONG, stage
 from converter.source.source import CONFIG, Source, explain_missing
 
@@ -79,7 +79,7 @@ def open_repository(
     """
     access_token(token)
     if revision == "":
-        raise UsageError("`revision` is empty; give a branch, tag or commit, or leave it out")
+        raise UsageError(f"{option.revision} is empty; give a branch, tag or commit, or leave it out")
     set_up_client(progress=progress)
     client = _Client(repo_id, revision, token, cache_dir)
     prefix = f"{subfolder}/" if subfolder else ""
@@ -180,9 +180,9 @@ class _Client:
         reason = client_reason(error, self.token)
         return SourceError(
             f"{file} of {self.repo_id}, revision {self.revision or DEFAULT_REVISION!r}, cannot be read from "
-            f"the Hub: {reason}; check the id (no local folder has this name), `revision`, `token`, "
-            "`cache_dir` and the connection (HF_HUB_OFFLINE, HF_ENDPOINT), and run the same command again: "
-            "complete files stay in the cache"
+            f"the Hub: {reason}; check the id (no local folder has this name), {option.revision}, "
+            f"{option.token}, {option.cache_dir} and the connection (HF_HUB_OFFLINE, HF_ENDPOINT), and run "
+            "the same command again: complete files stay in the cache"
         )
 
 
@@ -238,7 +238,7 @@ def access_token(token: str | None) -> str | None:
 
     secret = get_token() if token is None else token
     if secret is not None and not re.fullmatch("[!-~]+", secret):
-        where = "the saved token (HF_TOKEN or hf auth login)" if token is None else "`token`"
+        where = "the saved token (HF_TOKEN or hf auth login)" if token is None else option.token
         raise UsageError(f"{where} is not an access token; create one in the Hub's settings")
     return secret
 

@@ -6,7 +6,7 @@ import errno
 import stat
 from pathlib import Path
 
-from converter.errors import SourceError, UsageError
+from converter.errors import SourceError, UsageError, option
 from converter.paths import expand
 from converter.source.source import Source, explain_missing, subfolder_path
 
@@ -41,7 +41,7 @@ def open_source(
         raise SourceError(f"MODEL {model[:80]!r} is neither a folder nor a Hub id")
     if is_folder:
         if revision is not None:
-            raise UsageError(f"{model} is a local folder, and `revision` is for Hub ids; drop it")
+            raise UsageError(f"{model} is a local folder, and {option.revision} is for Hub ids; drop it")
         return open_folder(path, subfolder)
     if exists:
         explain_missing(str(path.parent), [path.name])

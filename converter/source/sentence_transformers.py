@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.config import LONGEST, Config, is_count
-from converter.errors import SourceError, UnsupportedModel, UsageError
+from converter.errors import SourceError, UnsupportedModel, UsageError, option
 from converter.source.library_files import SENTENCE_CONFIGS, SENTENCES_CONFIG
 from converter.source.remote_code import NOT_COPIED
 from converter.source.source import CONFIG, PLAIN, Source, plain_text
@@ -116,7 +116,7 @@ def nested_files(source: Source) -> Nested:
         if kind.startswith(LIBRARY) and kind.endswith("Transformer") and f"{folder}/{CONFIG}" in found:
             raise UnsupportedModel(
                 f"{MODULES} places the model in {folder}, so sentence-transformers loads that one; if it is "
-                f"right, give `subfolder` {folder}, else set its path there to an empty text"
+                f"right, give {option.subfolder} {folder}, else set its path there to an empty text"
             )
         copied = {f"{folder}/{name}" for name in (CONFIG, WEIGHTS)} & found.keys()
         files |= {name: found[name] for name in sorted(copied)}
@@ -132,7 +132,8 @@ def _check_first(kind: str) -> None:
     if kind.startswith(LIBRARY) and kind.rpartition(".")[2] in OTHER_INPUTS:
         raise UnsupportedModel(
             f"{MODULES} begins with {plain_text(kind)}, so sentence-transformers reads texts with it, not "
-            f"with the model beside it; give `subfolder` the folder of a Transformer, or remove {MODULES}"
+            f"with the model beside it; give {option.subfolder} the folder of a Transformer, or remove "
+            f"{MODULES}"
         )
 
 
@@ -268,7 +269,9 @@ def read_pooling(source: Source, mode: str | None = None) -> Pooling | None:
         raise UnsupportedModel("the pooling leaves out a prompt, whose length is not known here")
     found = Pooling(_modes(settings), normalised=bool(normalising))
     if mode is not None:
-        raise UsageError(f"`pooling` {mode}: {MODULES} says how to pool already ({found}); leave it out")
+        raise UsageError(
+            f"{option.pooling} {mode}: {MODULES} says how to pool already ({found}); leave it out"
+        )
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from converter.errors import SourceError
+from converter.errors import SourceError, option
 from converter.scaling.request import RECORD, SLOPES_FILE, GivenSlopes
 from converter.scaling.scaling import FITTED, read_scaling
 from converter.source.jsonfile import parse_object, read_bytes
@@ -22,10 +22,10 @@ def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
         content = dict(slopes)
     else:
         if not isinstance(slopes, str | Path):
-            raise SourceError(f"`slopes` {slopes!r:.80} is neither a file nor its content")
+            raise SourceError(f"{option.slopes} {slopes!r:.80} is neither a file nor its content")
         path = Path(slopes)
         if not path.is_file():
-            raise SourceError(f"`slopes` {slopes} is not a file; name a JSON file of fitted slopes")
+            raise SourceError(f"{option.slopes} {slopes} is not a file; name a JSON file of fitted slopes")
         name, shown = path.name, str(slopes)
         content = parse_object(read_bytes(path), shown, "correct it, or let fit write it again")
     record = content.pop(RECORD, None)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from converter.errors import SourceError, UsageError
+from converter.errors import SourceError, UsageError, option
 from converter.source.jsonfile import LARGEST, as_object, check_pointer, limited, parse
 
 CONFIG, CARD = "config.json", "README.md"
@@ -36,8 +36,8 @@ def subfolder_path(subfolder: str) -> str:
     path = subfolder.removesuffix("/")
     if not path.isprintable() or {"", ".", ".."} & {*path.split("/")}:
         raise UsageError(
-            f"`subfolder` {subfolder[:80]!r} is not a folder inside MODEL; give its path from there, such as "
-            "checkpoint-1000"
+            f"{option.subfolder} {subfolder[:80]!r} is not a folder inside MODEL; give its path from there, "
+            "such as checkpoint-1000"
         )
     return path
 
@@ -233,7 +233,7 @@ def explain_missing(source: str, names: Iterable[str]) -> None:
         folder, _, file = name.rpartition("/")
         if file == CONFIG and all(map(PLAIN.fullmatch, folder.split("/"))):
             raise SourceError(
-                f"{source} has no {CONFIG}, but its folder {folder} has one; give `subfolder` {folder}"
+                f"{source} has no {CONFIG}, but its folder {folder} has one; give {option.subfolder} {folder}"
             )
         if name.lower().endswith(".gguf"):
             raise SourceError(

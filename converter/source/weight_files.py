@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from converter.errors import SourceError
+from converter.errors import SourceError, option
 from converter.source.checkpoint import (
     BIN,
     BIN_INDEX,
@@ -71,7 +71,7 @@ def weight_files(source: Source) -> dict[str, int | None]:
     if missing and not (source.local or source.offline):
         raise SourceError(
             f"{source.name} lacks {len(missing)} of its {len(names)} shards (first: {missing[0]!r}); "
-            "choose another `revision`, or tell its owner"
+            f"choose another {option.revision}, or tell its owner"
         )
     if source.local:
         for name in sizes:

@@ -11,12 +11,12 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from converter.errors import SourceError
+from converter.errors import SourceError, option
 from converter.source.checkpoint import ITEM_BYTES, Tensor
 
 INFINITY = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "F64": 0x7FF0_0000_0000_0000}
 """Dtype -> the bits of infinity; those of NaN are larger."""
-DAMAGED = "download the file again (converting with `verify=False` keeps such values)"
+DAMAGED = f"download the file again (converting with {option.no_verify} keeps such values)"
 
 
 class Scan:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from converter.errors import SourceError
+from converter.errors import SourceError, option
 from converter.source.checkpoint import (
     ITEM_BYTES,
     PICKLED,
@@ -145,6 +145,6 @@ def _cast(block: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
         largest = block[block.isfinite()].abs().max().item()
         raise SourceError(
             f"the tensor {name!r} has values up to {largest:.3g}, which {str(dtype).removeprefix('torch.')} "
-            "cannot hold; give another `dtype`"
+            f"cannot hold; give another {option.dtype}"
         )
     return result

@@ -133,7 +133,7 @@ def _rewrite(source: str, target: str, unread: str | None, **names: Any) -> str 
         pattern = None if unread is None else re.compile(unread)
         return rewrite(path, Path(target), unread=pattern, **names)
     except SourceError as error:
-        return ["SourceError", str(error)]
+        return ["SourceError", error.message]
     except MemoryError:
         return ["SourceError", f"{path.name} takes far more memory than its size; it may be damaged"]
     except OSError as error:

@@ -65,8 +65,7 @@ def too_short(task: Task, length: int, least: int) -> UsageError:
     """The error for a length that is too short for a prompt of ``task``."""
     return UsageError(
         f"{task.name} does not fit into {length} tokens, but takes at least {least}; give other "
-        f"{option.tasks}, or "
-        "longer lengths"
+        f"{option.tasks}, or longer lengths"
     )
 
 

@@ -17,6 +17,8 @@ def argv(command: str | None, *arguments: str, **options: object) -> list[str]:
     words += arguments
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
+        if value is None or value is False or value in ("", (), []):
+            continue
         if value is True:
             words.append(flag)
         elif isinstance(value, list):
@@ -24,6 +26,6 @@ def argv(command: str | None, *arguments: str, **options: object) -> list[str]:
                 words += [flag, str(item)]
         elif isinstance(value, tuple):
             words += [flag, *map(str, value)]
-        elif value is not None and value is not False and value != "":
+        else:
             words += [flag, str(value)]
     return words

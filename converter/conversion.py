@@ -53,8 +53,8 @@ class ConversionResult:
     files: Mapping[str, int | None]
     """File -> bytes. In a dry run, None where the size is not known, and for weights the source's size."""
     weights: Mapping[str, int]
-    """How weight files were written (copied, shared, hard-linked, not shared or converted) -> number of
-    files; empty for a dry run."""
+    """How weight files were written (copied, shared, hard-linked, linked, not shared, not linked, converted)
+    -> number of files; empty for a dry run."""
     config_changes: Mapping[str, tuple[Any, Any]]
     """Key of config.json -> (value in the source or None, value in the result or None)."""
     notes: Sequence[str]
@@ -93,7 +93,7 @@ class Conversion:
 
     def preview(self) -> ConversionResult:
         files = self.plan.sizes(picture=self.verify and self.plan.scaling.scaled)
-        return self._result(files)
+        return self._result(files, self.plan.notes)
 
     def carry_out(self, *, reserve: int = 0, progress: bool = False) -> ConversionResult:
         """Writes, verifies and describes the result, and puts it in place; see ``convert``.
@@ -102,8 +102,7 @@ class Conversion:
         """
         plan, place = self.plan, self.place
         source = plan.model.source
-        if not place.parent.is_dir():
-            place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         plan.check_download(place)
         with stage(f"fetching {source.name}"):
             fetch(source, plan.wanted)
@@ -117,18 +116,23 @@ class Conversion:
             written = write(plan, folder, space=check_disk, progress=progress)
             checks: Sequence[Check] = ()
             if self.verify:
-                from converter.verification import verify as check
+                from converter.verification import verify
 
-                checks = check(written.model, plan.model.source_config, source.folder, progress=progress)
-            _write_card(plan, written, checks, f"./{place.name}")
+                checks = verify(written.model, plan.model.source_config, source.folder, progress=progress)
+            notes = _notes(plan, written)
+            _write_card(plan, written, notes, checks, f"./{place.name}")
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
             weights = written.model.checkpoint.files
             manifest.write(folder, names, {name: written.digests.get(name) for name in weights})
             files = {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
-        return self._result(files, written, checks)
+        return self._result(files, notes, written, checks)
 
     def _result(
-        self, files: Mapping[str, int | None], written: Written | None = None, checks: Sequence[Check] = ()
+        self,
+        files: Mapping[str, int | None],
+        notes: Sequence[str],
+        written: Written | None = None,
+        checks: Sequence[Check] = (),
     ) -> ConversionResult:
         """The result; without ``written``, that of a dry run."""
         plan, model = self.plan, self.plan.model
@@ -148,7 +152,7 @@ class Conversion:
             files=files,
             weights={} if written is None else written.weights,
             config_changes=_changes(model.config, config),
-            notes=plan.notes,
+            notes=notes,
             checks=checks,
             seconds=time.monotonic() - self.started,
             dry_run=written is None,
@@ -197,6 +201,7 @@ def prepare(model: str | Path, out: str | Path, **options: Unpack[ConvertOptions
         model, progress=options.get("progress", False), **cast("ModelOptions", others)
     )
     if not options.get("dry_run"):
+        # A run with overwrite that was killed may have left the old folder aside.
         restore(out_path(out))
     place = check_output(Path(out), opened.source.folder, overwrite=overwrite)
     plan = decide(
@@ -240,7 +245,18 @@ def convert(model: str | Path, out: str | Path, **options: Unpack[ConvertOptions
     return conversion.carry_out(progress=options.get("progress", False))
 
 
-def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: str) -> None:
+def _notes(plan: Plan, written: Written) -> list[str]:
+    """What users of the result should know, now that its weights are known."""
+    rounded = plan.weights.recorded_dtype
+    kept = written.weights_are == "original" and plan.weights.options.dtype is None
+    if kept and rounded is not None:  # an earlier conversion rounded them
+        return [*plan.notes, rounded_note(rounded)]
+    return plan.notes
+
+
+def _write_card(
+    plan: Plan, written: Written, notes: Sequence[str], checks: Sequence[Check], place: str
+) -> None:
     """Writes the model card, which names ``place``, and the picture of a verified scaling."""
     model, repository = plan.model, written.model
     picture = bool(checks) and plan.scaling.scaled
@@ -251,17 +267,13 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
         heads = positions(model, repository.config, [plan.scaling])
         (repository.folder / PICTURE).write_bytes(per_head.card_picture(heads))
     origin = read_origin(model, plan.base_model)
-    notes, recorded_dtype = list(plan.notes), plan.weights.recorded_dtype
-    kept = written.weights_are == "original" and plan.weights.transfer.dtype is None
-    if kept and recorded_dtype is not None:  # an earlier conversion rounded them
-        notes.append(rounded_note(recorded_dtype))
     text = describe(
         repository,
         origin=origin,
         tokenizer=model.tokenizer,
         sentence_encoder=model.nested.sentence_encoder,
         weights=written.weights_are,
-        rounded=recorded_dtype is not None,
+        rounded=plan.weights.recorded_dtype is not None,
         notes=notes,
         place=place,
         command=plan.command(place, written.weights_are, verify=bool(checks)),
@@ -275,9 +287,5 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
 
 def _changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """Key -> its values in both configs, None where it is missing, for the keys that differ."""
-    keys = [
-        key
-        for key in {**before, **after}
-        if (key in before, before.get(key)) != (key in after, after.get(key))
-    ]
-    return {key: (before.get(key), after.get(key)) for key in keys}
+    changes = {key: (before.get(key), after.get(key)) for key in {**before, **after}}
+    return {key: (old, new) for key, (old, new) in changes.items() if old != new}

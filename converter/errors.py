@@ -23,7 +23,7 @@ class _Option:
 
 
 MARK = "\ue000"
-"""Stands before and after a parameter in a message: a character for private use, which no text has."""
+"""Stands before and after a parameter in a message. It is a character for private use, so no text has it."""
 option = _Option()
 
 
@@ -107,7 +107,10 @@ class MissingPackage(ConverterError):
 
 
 NO_MEMORY = (
-    *("allocate memory", "failed to map segment", "bad_alloc", "bad allocation"),
+    "allocate memory",
+    "failed to map segment",
+    "bad_alloc",
+    "bad allocation",
     "error return without exception set",
 )
 """What libraries say if memory runs out: torch, the dynamic loader, C++, extensions that do not check."""

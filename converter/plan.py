@@ -34,7 +34,7 @@ from converter.weights.transfer import FLOATS, STORED, TORCH, TransferOptions, t
 
 DIVERGED = "if the training diverged, convert an earlier save of it"
 SMALL = 16 << 20
-"""Bytes reserved for everything but the weights when free disk space is checked."""
+"""Bytes reserved for what this tool itself writes, when free disk space is checked."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class WeightFiles:
     sizes: Mapping[str, int | None]
     """Weight file of the source -> its size in bytes; None where that is not known."""
     asked_dtype: Dtype | None
-    """The dtype that the user gave; ``transfer`` has it unless the weights have it already."""
-    transfer: TransferOptions
+    """The dtype that the user gave; ``options`` has it unless the weights have it already."""
+    options: TransferOptions
 
     @property
     def targets(self) -> dict[str, str]:
@@ -54,40 +54,42 @@ class WeightFiles:
         return target_names(self.sizes, weights_index(self.model.source))
 
     @property
-    def rounded_to(self) -> str | None:
+    def stored_dtype(self) -> str | None:
         """Safetensors dtype to which they are rounded; None if they keep their own."""
-        return None if self.transfer.dtype is None else STORED[self.transfer.dtype]
+        return None if self.options.dtype is None else STORED[self.options.dtype]
 
     @property
     def recorded_dtype(self) -> Dtype | None:
         """The ``--dtype`` to which they were rounded last; None if they have the original's."""
-        return self.transfer.dtype or self.model.origin.dtype
+        return self.options.dtype or self.model.origin.dtype
 
     @property
     def rounded_twice(self) -> bool:
         """Whether an earlier conversion rounded them to another dtype: the original's bits are lost."""
         before = self.model.origin.dtype
-        return self.transfer.dtype is not None and before is not None and before != self.transfer.dtype
+        return self.options.dtype is not None and before is not None and before != self.options.dtype
 
     def without_digests(self) -> WeightFiles:
         """The same for files that were compared with their digests before."""
-        return replace(self, transfer=replace(self.transfer, digests={}))
+        return replace(self, options=replace(self.options, digests={}))
 
     @property
     def elements(self) -> dict[str, int]:
-        """safetensors dtype in the result -> number of elements, as far as they are known."""
-        source = self.model.source
-        found = self.model.checkpoint.elements if source.local else dict(source.parameters or {})
-        if self.rounded_to is None:
+        """safetensors dtype in the result -> about how many elements, as far as they are known.
+
+        All count as rounded, though a few tensors, such as integers, keep their dtype.
+        """
+        found = self.model.elements
+        if self.stored_dtype is None:
             return found
-        return {self.rounded_to: sum(found.values())}
+        return {self.stored_dtype: sum(found.values())}
 
     @property
     def result_bytes(self) -> int:
-        """Bytes in the result, as far as they are known before the download."""
+        """Bytes in the result, about, as far as they are known before the download."""
         parameters = self.model.source.parameters
-        if self.rounded_to is not None and parameters:
-            return sum(parameters.values()) * ITEM_BYTES[self.rounded_to]
+        if self.stored_dtype is not None and parameters:
+            return sum(parameters.values()) * ITEM_BYTES[self.stored_dtype]
         return sum(size or 0 for size in self.sizes.values())
 
 
@@ -108,7 +110,7 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What users of the result should know, each one sentence without its full stop."""
-        rounded = self.weights.transfer.dtype
+        rounded = self.weights.options.dtype
         return self.files.notes if rounded is None else [*self.files.notes, rounded_note(rounded)]
 
     @property
@@ -140,7 +142,7 @@ class Plan:
             return
         if source.folder.stat().st_dev == place.parent.stat().st_dev:
             needed += self.other_bytes()
-            if not self.weights.transfer.link:  # with one it may take less; ``transfer`` checks it exactly
+            if not self.weights.options.link:  # with one it may take less; ``transfer`` checks it exactly
                 needed += self.weights.result_bytes
         remedy = f"choose another {option.cache_dir} or {option.out}"
         check_space(source.folder, needed, "download and result need", remedy)
@@ -274,25 +276,21 @@ def _decide_weights(model: Model, dtype: Dtype | None, link: Link | None, *, ver
     sizes = weight_files(source)
     if not sizes:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
-    rounded_to = dtype
+    round_to = dtype
     if dtype is not None and _stored_dtypes(model) == {STORED[dtype]}:
-        rounded_to = None  # they have it already
-    if rounded_to is not None and link is not None:
+        round_to = None  # they have it already
+    if round_to is not None and link is not None:
         raise UsageError(
             f"{option.dtype} rewrites the weights, so they cannot be linked; drop {option.dtype} or the link"
         )
-    digests = {}
-    for name in sizes:
-        digest = source.digest(name)
-        if digest is not None:
-            digests[name] = digest
+    found = {name: source.digest(name) for name in sizes}
     options = TransferOptions(
-        rounded_to,
+        round_to,
         link,
         keep=model.exact_tensors,
         tied=model.tied_tensors,
         unread=model.unread if verify else None,
-        digests=digests,
+        digests={name: digest for name, digest in found.items() if digest is not None},
     )
     return WeightFiles(model, sizes, dtype, options)
 
@@ -338,13 +336,14 @@ def write(
     """
     model, source, files = plan.model, plan.model.source, plan.files
     how, digests = transfer(
-        model.checkpoint, source.folder, folder, plan.weights.transfer, space=space, progress=progress
+        model.checkpoint, source.folder, folder, plan.weights.options, space=space, progress=progress
     )
     checkpoint, asked = read_checkpoint(folder), plan.weights.asked_dtype
     if asked is not None and _dtypes(checkpoint, model.exact_tensors) != {STORED[asked]}:
         # Before the download, only the Hub says which dtypes there are.
         raise SourceError(
-            f"the weights of {source.name} are not {TORCH[asked]}, as the Hub says; convert a local copy"
+            f"the Hub says that the weights of {source.name} are {TORCH[asked]}, and they are not; convert a "
+            "local copy"
         )
     digests = {**known, **digests}
     weights_are = _whose_weights(plan.weights, folder, digests, rewritten="converted" in how)
@@ -366,8 +365,8 @@ def _whose_weights(
 ) -> Weights:
     """Whether the weights are the original's; reads those of a converted repository that nothing has read.
 
-    They are looked at as they are when they are copied: a training may have diverged. Their SHA-256 are added
-    to ``digests``.
+    Meanwhile it looks for NaN and infinity in them, as copying does: a training may have diverged. Their
+    SHA-256 are added to ``digests``.
     """
     model = weights.model
     if not model.converted:
@@ -376,7 +375,7 @@ def _whose_weights(
         return "other"
     for name, target in weights.targets.items():
         if target not in digests:
-            scan = model.scan(name, DIVERGED) if weights.transfer.unread else bool
+            scan = model.scan(name, DIVERGED) if weights.options.unread else bool
             digests[target] = sha256(folder / target, look=scan)
     if rewritten:
         return weights_of(model, {name: sha256(model.folder / name) for name in weights.sizes})

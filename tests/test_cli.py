@@ -6,18 +6,24 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import click
 import pytest
 
 import converter
 from converter import ConversionResult, Inspection, convert, inspect
+from converter.argv import argv
 from converter.cli import cli
+from converter.cli.click_additions import DefaultGroup
+from converter.errors import SourceError, UsageError, option
 from tests import forks
 from tests.conftest import MakeSource, Pristine, Refused, RunCli, fingerprint
 from tests.patched import CHECKED
@@ -295,6 +301,45 @@ def test_errors_name_the_parameter(pristine: Pristine) -> None:
         converter.evaluate(pristine("bloom"), tasks="passkey", items=2)
     with pytest.raises(converter.UsageError, match=r"^`OnnxOptions\.dtype` 'x' is unknown"):
         converter.OnnxOptions(dtype="x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        ((None, "M"), {"scale": 2.5, "target_length": 0}, "M --scale 2.5 --target-length 0"),
+        (
+            ("push", "DIR", "me/x"),
+            {"private": True, "create_pr": False, "branch": None},
+            "push DIR me/x --private",
+        ),
+        (("export", "a b"), {"calibrate": ["c", "d"]}, "export 'a b' --calibrate c --calibrate d"),
+        ((None, "M"), {"ramp": (1, 2), "set": [], "slopes": (), "method": ""}, "M --ramp 1 2"),
+    ],
+)
+def test_command_lines_to_run_again(arguments: Any, options: dict[str, Any], words: str) -> None:
+    assert shlex.join(argv(*arguments, **options)) == f"ntk-convert {words}"
+
+
+@pytest.mark.parametrize(
+    ("name", "python", "converting", "evaluating"),
+    [
+        ("scale", "`scale`", "--scale", "--scales"),
+        ("overrides", "`overrides`", "--set", "--set"),
+        ("no_verify", "`verify=False`", "--no-verify", "--no-verify"),
+        ("onnx_dtype", "`OnnxOptions.dtype`", "--onnx-dtype", "--onnx-dtype"),
+        ("calibrate", "`calibrate`", "--calibrate", "--calibrate"),
+        ("unheard_of", "`unheard_of`", "`unheard_of`", "`unheard_of`"),
+    ],
+)
+def test_parameters_in_messages(name: str, python: str, converting: str, evaluating: str) -> None:
+    """Of the running command first; what a user wrote in backquotes stays as it is."""
+    group = cast("DefaultGroup", cli)
+    error = UsageError(f"{option[name]} is `scale`")
+    assert str(error) == f"{python} is `scale`"
+    for command, shown in (("convert", converting), ("eval", evaluating), (None, converting)):
+        error.name_of = partial(group._flag_of, command)
+        assert str(error) == f"{shown} is `scale`"
+    assert str(SourceError(f"so {error.message}")) == f"so {python} is `scale`"
 
 
 def test_no_words_at_all(run: RunCli) -> None:

@@ -344,7 +344,7 @@ def test_a_tuned_model_is_compared_with_itself(saved: Path, converted: Path) -> 
     for folder, baseline in ((saved, "ntk, factor 2"), (converted, "none")):
         with open_evaluated_model(folder, choose("cpu", None, None)) as evaluated:
             assert str(evaluated.baseline) == baseline
-            assert evaluated.stretched_to(64) == 32
+            assert evaluated.trained_length_below(64) == 32
             assert not evaluated.other_code
     with (saved / "modeling_ntk_bloom.py").open("a") as file:
         file.write("raise SystemExit\n")

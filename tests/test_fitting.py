@@ -365,7 +365,7 @@ def test_answers_are_learned(written: tuple[Path, Path], tmp_path: Path) -> None
     assert (near.measure, near.length, near.items) == ("prompts", 21, 8)  # they judge harm
     assert verdict.verdict == "helps"
     assert said[1] == (
-        "kept back to judge by: 26 prompts, which can show that 8 of them get better; 8 within the trained "
+        "kept back to judge by: 26 prompts, enough to show that 8 of them get better; 8 within the trained "
         "length, which can show harm"
     )
 
@@ -421,23 +421,31 @@ def test_one_prompt_does_not_outweigh_all_others(changes: Sequence[float], text:
 
 def test_what_is_written() -> None:
     better, equal, worse = (paired(change * SPREAD) for change in (-0.1, 0.0, 0.1))
-    check_gain([better, equal], "")
-    for found in ([better, worse], [equal], [worse]):  # harm outweighs gain
+    check_gain([better, equal], [], "")
+    check_gain([better], [equal], "")
+    # Harm outweighs gain, and a gain within the trained length is none.
+    for gain, harm in (
+        ([better, worse], []),
+        ([better], [worse]),
+        ([equal], []),
+        ([worse], []),
+        ([equal], [better]),
+    ):
         with pytest.raises(
             NoGain, match=r"no fitted slopes are better .* so nothing was written \(9 steps\)"
         ) as caught:
-            check_gain(found, "9 steps")
+            check_gain(gain, harm, "9 steps")
         assert caught.value.verdict == "does not help"
     few = paired([-1.2] * 5 + [0.001] * 10)
     message = (
         f"cannot tell .* {few.needed} windows would most likely show it, give about {3 * few.needed}: one in"
     )
     with pytest.raises(NoGain, match=message) as caught:
-        check_gain([few, equal], "9 steps")
+        check_gain([few, equal], [], "9 steps")
     assert caught.value.verdict == "cannot tell"
     at_most = r"cannot tell .* would most likely show it, but at most \d+ judge: give"
     with pytest.raises(NoGain, match=at_most):
-        check_gain([replace(few, needed=10**6)], "9 steps")
+        check_gain([replace(few, needed=10**6)], [], "9 steps")
 
 
 @pytest.mark.parametrize("items", [6, 15, 40])

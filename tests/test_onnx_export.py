@@ -294,7 +294,7 @@ def test_a_wrong_graph_leaves_the_conversion(
     assert result.code == 1
     assert "model.onnx: prompt of" in result.err
     export = f"ntk-convert export {out} --last-logits --provider cpu"
-    go_on = f"{out} is complete, and this goes on: {export} && ntk-convert push "
+    go_on = f"{out} is complete; to go on, run: {export} && ntk-convert push "
     assert result.err.endswith(f"; {go_on}{out} org/new --private\n")
     assert (result.json["onnx"], result.json["path"]) == (None, str(out))
     assert not list(out.glob("*.onnx"))

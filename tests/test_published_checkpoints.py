@@ -187,7 +187,7 @@ def test_every_tensor_has_its_place_in_the_family_s_model(family: str, entry: En
     few |= {} if family == "baichuan" else {"vocab_size": 640}  # the size says which head a Baichuan has
     named = shapes(family, {**entry, "config": few}, N=2)
     model = open_model(skeleton(tmp_path, few, named))
-    config = decide(model, Request("none")).config
+    config = decide(model, Request("none")).files.config
     (tmp_path / "config.json").write_text(json.dumps(config))
     repository = open_model(tmp_path)
     assert isinstance(repository, AlibiModel)

@@ -130,7 +130,7 @@ def test_a_push_that_fails_leaves_the_result(hub: HubServer, command: Command, w
     refused(
         run,
         "the repository is full",
-        f"out is complete, and this goes on: ntk-convert push {work / 'out'} {ID}",
+        f"out is complete; to go on, run: ntk-convert push {work / 'out'} {ID}",
     )
     hub.before = None
     assert command("push", "out", ID, start=UNVERIFIED, HF_TOKEN=TOKEN).code == 0

@@ -280,7 +280,7 @@ def test_a_lost_window_is_worse_and_its_perplexity_infinite() -> None:
 
 @pytest.mark.parametrize(("items", "shown"), [(6, 6), (10, 7), (50, 8), (1000, 8)])
 def test_what_is_promised_beforehand_is_shown(items: int, shown: int) -> None:
-    assert power_text(items, "prompts") == f"{items} prompts, which can show that {shown} of them get better"
+    assert power_text(items, "prompts") == f"{items} prompts, enough to show that {shown} of them get better"
     for count, enough in ((shown, True), (shown - 1, False)):
         better = np.random.default_rng(0).binomial(items, count / items, 20_000)
         assert (np.mean(2 * stats.binom.cdf(0, better, 0.5) < 0.05) >= 0.8) == enough

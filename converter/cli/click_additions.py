@@ -181,13 +181,14 @@ def write_sections(
             formatter.write_dl(records)
 
 
-def _flags(command: click.Command) -> list[tuple[str, str]]:
-    """The names of a command's options in Python, each with its flag."""
-    found = []
+def _flags(command: click.Command) -> dict[str, str]:
+    """A command's flags, by their names in Python, such as no_verify, and by their parameters': verify."""
+    found: dict[str, str] = {}
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             flag = parameter.opts[0]
-            found += [(flag.removeprefix("--").replace("-", "_"), flag), (str(parameter.name), flag)]
+            found.setdefault(flag.removeprefix("--").replace("-", "_"), flag)
+            found.setdefault(str(parameter.name), flag)
     return found
 
 
@@ -222,13 +223,15 @@ class DefaultGroup(click.Group):
         """A parameter of the library -> its option, such as --train-length.
 
         That of the running command is meant, if it has one, also in the plural: ``eval`` has ``--scales``.
+        Else it is that of another command, which goes before or comes after.
         """
-        own = [] if running is None else _flags(self.commands[running])
-        every = [flag for command in self.commands.values() for flag in _flags(command)]
-        for wanted, flags in ((parameter, own), (f"{parameter}s", own), (parameter, every)):
-            for name, flag in flags:
-                if name == wanted:
-                    return flag
+        own = {} if running is None else _flags(self.commands[running])
+        for name in (parameter, f"{parameter}s"):
+            if name in own:
+                return own[name]
+        for command in self.commands.values():
+            if parameter in _flags(command):
+                return _flags(command)[parameter]
         return python_name(parameter)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -113,7 +113,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
         arguments["link"] = "hard"
     elif link:
         arguments["link"] = "reflink"
-    # All that can be wrong is found here, before anything is downloaded or written.
+    # What can be wrong without the weights is found here, before they are downloaded or anything is written.
     if graph is not None:
         requirements.check_installed(graph)
     conversion = prepare(progress=progress(), **arguments)
@@ -170,8 +170,8 @@ def _carry_out(conversion: Conversion, graph: OnnxOptions | None, target: PushOp
             lines.append(pushed.url)
             summaries.append(report.pushed(pushed, verbose=given("verbose")))
     except (ConverterError, KeyboardInterrupt) as error:
-        show(done)
-        there = f"{place} is complete, and this goes on: {' && '.join(map(shlex.join, remaining))}"
+        show(done)  # for --json; the error says the rest
+        there = f"{place} is complete; to go on, run: {' && '.join(map(shlex.join, remaining))}"
         if isinstance(error, KeyboardInterrupt):
             raise Interrupted(there) from error
         raise type(error)(f"{error.message}; {there}") from error

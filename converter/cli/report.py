@@ -292,13 +292,13 @@ def inspection(found: Inspection) -> str:
 def _positions(row: str, table: SlopeTable) -> list[str]:
     """A line for each slope or frequency; ``row`` is what has one."""
     if table.scaled is None or table.factor is None:
-        return [f"{row}       stock", *(f"{n:4}  {stock:10.8f}" for n, stock in enumerate(table.stock))]
+        return [f"{row:11}stock", *(f"{n:4}  {stock:10.8f}" for n, stock in enumerate(table.stock))]
     where = f"factor {number_text(table.factor)}"
     if table.at_length:
         where += f" at {table.at_length} tokens"
     if table.layers > 1:
         where += f"; mean of {table.layers} layers"
-    lines = [f"{row}       stock      scaled  divided by ({where})"]
+    lines = [f"{row:11}stock      scaled  divided by ({where})"]
     for n, (stock, scaled) in enumerate(zip(table.stock, table.scaled, strict=True)):
         lines.append(f"{n:4}  {stock:10.8f}  {scaled:10.8f}  {stock / scaled:.4f}")
     return lines

@@ -39,7 +39,7 @@ class AnsweredPrompt:
     """A prompt and its right answer."""
 
     ids: tuple[int, ...]
-    """Both, as the model should go on."""
+    """The prompt's tokens, then the answer's."""
     start: int
     """Where the answer starts; at least 1."""
 
@@ -82,7 +82,7 @@ def batches_by_length(lengths: Sequence[int], rows: Rows) -> Iterator[list[int]]
 def padded(
     rows: Sequence[Sequence[int]], device: torch.device, *, left: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask of rows, int64 [rows, longest], padded on the right, or else on the ``left``."""
+    """Token ids and mask of rows, int64 [rows, longest], padded on the right; with ``left``, there."""
     longest = max(map(len, rows))
     ids = np.full((len(rows), longest), PADDING, dtype=np.int64)
     mask = np.zeros_like(ids)

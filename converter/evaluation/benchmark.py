@@ -58,17 +58,21 @@ class Benchmark:
         seed: int,
         say: Callable[[str], object] = str,
     ) -> Benchmark:
-        """Draws the prompts and reads the text. What is given is taken, and nothing else.
+        """Draws the prompts of the ``tasks`` and reads the ``text``.
 
-        Without ``tasks`` and ``text``, these are the tasks without a file that the tokenizer reads. There are
-        at most ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts.
-        ``say``: see ``read_windows``.
+        Without both, the tasks are those without a file that the tokenizer can read. There are at most
+        ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts. ``say``:
+        see ``read_windows``. Raises ``UsageError`` for what this model cannot be asked.
         """
         ordered = tuple(sorted(set(lengths)))
         if not tasks and not text:
             tasks = _readable(evaluated, ordered[0], seed)
         _check_kinds(evaluated, tasks, text)
-        by_name = {task.name: task for task in tasks}
+        by_name: dict[str, AnyTask] = {}
+        for task in tasks:
+            if task.name in by_name:
+                raise UsageError(f"two tasks are called {task.name}; measure them one after the other")
+            by_name[task.name] = task
         material: dict[tuple[str, int], Material] = {}
         for name, task in by_name.items():
             by_length = task.items(evaluated.tokenizer, ordered, items, seed)
@@ -122,14 +126,16 @@ class Benchmark:
         """Leaves out what has a longer length, such as prompts of a file."""
         return self.only([place for place in self.material if place[1] <= length])
 
-    def at_longest(self, without: Sequence[str] = ()) -> Benchmark:
-        """Keeps each task's longest length alone, and leaves out some tasks."""
+    def without(self, tasks: Sequence[str]) -> Benchmark:
+        """Leaves out what is asked of some tasks."""
+        return self.only([place for place in self.material if place[0] not in tasks])
+
+    def at_longest(self) -> Benchmark:
+        """Keeps each task's longest length alone."""
         longest: dict[str, int] = {}
         for task, length in self.material:
-            if task not in without:
-                longest[task] = length  # the last one, since they ascend
-        kept = self.only(longest.items())
-        return replace(kept, lengths=self.lengths[-1:])
+            longest[task] = length  # the last one, since they ascend
+        return replace(self.only(longest.items()), lengths=self.lengths[-1:])
 
     def first_items(self) -> Benchmark:
         """Keeps the first prompt or query of each task and length, and the first window."""
@@ -179,7 +185,7 @@ class Benchmark:
 def _ask(
     evaluated: EvaluatedModel | Served, scaling: Scaling, task: Any, prompts: Sequence[Item], advance: Advance
 ) -> TaskScores:
-    """How right the continuations of prompts are."""
+    """Lets the model continue prompts, and scores what it says."""
     ids = tuple(prompt.ids for prompt in prompts)
     texts = evaluated.complete(scaling, ids, task.max_new_tokens, advance)
     scores = [task.score(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
@@ -190,7 +196,7 @@ def _ask(
 def _rank(
     evaluated: EvaluatedModel | Served, scaling: Scaling, task: Any, texts: Collection, advance: Advance
 ) -> TaskScores:
-    """How well the embeddings find the documents of queries."""
+    """Ranks documents for queries by their embeddings, and scores the rankings."""
     assert isinstance(evaluated, EvaluatedModel)  # no server opens an encoder
     scores = find(evaluated.scaled(scaling), evaluated.pooling, evaluated.hardware, task, texts, advance)
     items: Hashable = hash((tuple(texts.queries), tuple(texts.documents)))
@@ -268,9 +274,9 @@ def _check_kinds(evaluated: EvaluatedModel | Served, tasks: Sequence[AnyTask], t
             )
         if embeds:
             assert isinstance(evaluated, EvaluatedModel)  # no server opens an encoder
-            _ = evaluated.pooling  # refused before anything is computed
+            evaluated.pooling  # noqa: B018 -- raises before anything is computed
     if text:
-        _ = evaluated.mask
+        evaluated.mask  # noqa: B018 -- raises, too
 
 
 def default_lengths(name: str, train_length: int | None, lengths: Sequence[int]) -> Sequence[int]:

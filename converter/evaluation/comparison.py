@@ -28,8 +28,9 @@ class TaskScores:
     items: Hashable
     """Equal for equal prompts, texts or windows in the same order, token by token."""
     depths: tuple[float | None, ...] = ()
-    """See ``Measurement``, as for the next one."""
+    """See ``Measurement``."""
     positions: tuple[Bucket, ...] = ()
+    """See ``Measurement``."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class ScoreTable:
         """Leaves out some tasks."""
         return ScoreTable({cell: scores for cell, scores in self.cells.items() if cell.task not in tasks})
 
-    def at_length(self, length: int | None) -> ScoreTable:
+    def at_length(self, length: int) -> ScoreTable:
         """Keeps one length alone."""
         return ScoreTable({cell: scores for cell, scores in self.cells.items() if cell.length == length})
 
@@ -128,7 +129,10 @@ class ScoreTable:
         return {cell.length for cell in self.cells}
 
     def pooled(self, scaling: Scaling, measure: str) -> TaskScores | None:
-        """A scaling's scores in all cells by a measure, as those of one task; None if there are none."""
+        """A scaling's scores in all cells by a measure, as those of one task; None if there are none.
+
+        ``metric`` is that of the first task: comparing them takes only that perplexity is another thing.
+        """
         parts = []
         for cell, scores in self.cells.items():
             by_perplexity = cell.task == PERPLEXITY

@@ -149,7 +149,7 @@ def evaluate(
                         benchmark = benchmark.only(found)
                     measurements += _compared(name, str(scaling), found, baselines)
                 bar.rename(name)
-            described[name] = evaluated.describe(scalings[-1])
+            described[name] = evaluated.describe(scalings[-1])  # the one that is loaded
     return Results(measurements, described, settings, time.monotonic() - started)
 
 
@@ -165,10 +165,10 @@ def _compared(model: str, scaling: str, found: Scores, baselines: Scores) -> lis
 def _check_server(
     server: str | None, models: Sequence[Any], here: Mapping[str, Any], there: Mapping[str, Any]
 ) -> None:
-    """Refuses options that are for a model ``here``, or ``there`` on a server, where the model is not."""
+    """Refuses options of a run ``here`` with a server, and those of a server, ``there``, without one."""
     if server is None:
         for name, value in there.items():
-            if value:
+            if value is not None:
                 raise UsageError(f"{option[name]} is for {option.server} URL; drop it or add that")
         return
     for name, value in here.items():
@@ -192,7 +192,10 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def run_settings(seed: int, text: Iterable[Path], **others: Any) -> dict[str, Any]:
-    """``Results.settings``: the seed, the command's own settings, SHA-256 of plain text files, versions."""
+    """``Results.settings``: the seed, the command's own settings, the texts' SHA-256, versions.
+
+    Raises ``UsageError`` for a text that is not a regular file, such as a pipe.
+    """
     digests: dict[str, str] = {}
     for path in text:
         if not path.is_file():

@@ -68,7 +68,8 @@ class EvaluatedModel:
 
     model: Model
     tokenizer: Any
-    machine: Hardware
+    chosen_hardware: Hardware
+    """As the user chose it; ``hardware`` is for the model that is loaded."""
     work: Path
     """A temporary folder."""
     patched: Patched | None
@@ -78,7 +79,7 @@ class EvaluatedModel:
     """Of an ALiBi model that has been loaded."""
     _dtype: torch.dtype | str | None = None
 
-    def stretched_to(self, target: int) -> int:
+    def trained_length_below(self, target: int) -> int:
         """The trained length; raises ``UsageError`` unless the model can be scaled from it to the target."""
         trained = self.model.trained.tokens
         if target > LONGEST_PROMPT:
@@ -129,15 +130,17 @@ class EvaluatedModel:
         dynamic = self._loaded is not None and self._loaded[0].dynamic
         if self.patched is None and dynamic:
             # transformers gives all rows of a batch the base for the longest row.
-            return replace(self.machine, batch_size=1)
-        return self.machine
+            return replace(self.chosen_hardware, batch_size=1)
+        return self.chosen_hardware
 
     @cached_property
     def baseline(self) -> Scaling:
         """What other scalings are compared with: none, or the one that the model was tuned with."""
         if not self.model.converted:
             return UNSCALED
-        return UNSCALED if weights_of(self.model, self.digests) == "original" else self.model.scaling
+        if weights_of(self.model, self.digests) == "original":
+            return UNSCALED
+        return self.model.scaling
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -213,8 +216,8 @@ class EvaluatedModel:
 
     def _load(self, model_class: Any, folder: Path, **arguments: Any) -> Any:
         if self._dtype is None:  # chosen once, so all scalings use the same dtype
-            self._dtype = self.machine.dtype_of(read_checkpoint(folder).parameters)
-        if self.machine.spread:
+            self._dtype = self.chosen_hardware.dtype_of(read_checkpoint(folder).parameters)
+        if self.chosen_hardware.spread:
             arguments |= {"device_map": "auto", "offload_folder": self.work / "offload"}
         try:
             with unlogged():
@@ -234,7 +237,7 @@ class EvaluatedModel:
             raise UnsupportedModel(
                 f"{self.model.name} has no language model, which evaluation needs: {lacking} is not stored"
             )
-        return model.eval() if self.machine.spread else model.to(self.machine.device).eval()
+        return model.eval() if self.chosen_hardware.spread else model.to(self.chosen_hardware.device).eval()
 
 
 def about(model: Model) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def fit(
     with open_evaluated_model(model, hardware, progress=progress, **source) as evaluated:
         started = time.monotonic()
         _check_model(evaluated, prompts)
-        trained = evaluated.stretched_to(target_length)
+        trained = evaluated.trained_length_below(target_length)
         if dynamic is None and not evaluated.model.decoder:
             static = True
         stretched = target_length if static else None
@@ -186,14 +186,14 @@ def fit(
                     "no slopes were better than the model's own yet, so nothing was written"
                 )
             interrupts.forget()
-        tests = run_paired_tests(evaluated, splits, found.best.scaling)
-    check_gain(tests, f"{found.steps} steps; {ENDS[found.ended]}")
+        gain_tests, harm_tests = run_paired_tests(evaluated, splits, found.best.scaling)
+    check_gain(gain_tests, harm_tests, f"{found.steps} steps; {ENDS[found.ended]}")
     return Fit(
         model=evaluated.model.name,
         train_length=trained,
         target_length=target_length,
         scaling=found.best.scaling,
-        judged=tests,
+        judged=[*gain_tests, *harm_tests],
         looks=found.points,
         steps=found.steps,
         ended=found.ended,
@@ -267,7 +267,7 @@ def _check_text(evaluated: EvaluatedModel, splits: Sequence[Split]) -> None:
             continue
         rows = pieces(split.validation, split.trained)
         loss = float(np.mean(row_losses(model, split.batches(rows))))
-        if loss > guessing + WORSE_THAN_GUESSING:
+        if not loss <= guessing + WORSE_THAN_GUESSING:  # so that a NaN is refused, too
             raise UsageError(
                 f"{evaluated.model.name} does not understand {option.text}: its loss is {loss:.1f} nats a "
                 f"token at {split.trained} tokens, and guessing would give {guessing:.1f}; give text of the "

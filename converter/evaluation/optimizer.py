@@ -81,8 +81,8 @@ def optimise(
     """Fits the numbers of ``alibi``; the model's own slopes and weights stay as they are.
 
     It ends after ``steps``, when the time is up, when ``PATIENCE`` steps gained nothing, when a gradient is
-    not a number, or on Ctrl-C (which is raised before anything was evaluated). So at most ``PATIENCE`` steps
-    are never given up early. The same seed draws the same batches.
+    not a number, or on Ctrl-C (which is raised before anything was evaluated). So it makes
+    at least ``PATIENCE`` steps before it gives up. The same seed draws the same batches.
     """
     rng = np.random.default_rng(seed)
     started = time.monotonic()
@@ -140,7 +140,7 @@ def _step(
         squares = torch.stack([numbers.square().sum() for numbers in alibi.parameters().values()]).sum()
         prior = squares / (2 * split.training_tokens)
         (loss + prior).backward()
-    if not alibi.is_finite():
+    if not alibi.gradients_are_finite():
         return False
     adam.step()
     alibi.clamp()

@@ -46,7 +46,7 @@ class PairedTest:
     wrong cannot outweigh all others."""
     verdict: Verdict
     needed: int
-    """Items that would show the gain that was seen, or one of ``SMALL`` if none was."""
+    """Items that would show the gain that was seen, or one of ``SMALL`` if that was less."""
     harms: bool
     """Whether they are worse by more than chance, or not a number."""
 
@@ -64,10 +64,10 @@ def parts_within(splits: Sequence[Split], *, static: bool) -> list[tuple[Split, 
 
 def run_paired_tests(
     evaluated: EvaluatedModel, splits: Sequence[Split], scaling: Scaling
-) -> list[PairedTest]:
+) -> tuple[list[PairedTest], list[PairedTest]]:
     """Runs the test parts under the baseline and the fitted slopes, as the converted model would.
 
-    The tests of gain come first, one for each split; then those of harm within the trained length.
+    Returns the tests of gain, one for each split, and those of harm within the trained length.
     """
     parts: list[tuple[Split, Any]] = [(split, split.test_beyond) for split in splits]
     parts += parts_within(splits, static=scaling.static)
@@ -78,7 +78,7 @@ def run_paired_tests(
     for place, (split, _) in enumerate(parts):
         length = max(batch.ids.shape[1] for batch in batches[place])
         found.append(paired_test(split.name, length, before[place], after[place]))
-    return found
+    return found[: len(splits)], found[len(splits) :]
 
 
 def _losses(evaluated: EvaluatedModel, scaling: Scaling, parts: Sequence[Any]) -> list[tuple[float, ...]]:
@@ -89,7 +89,7 @@ def _losses(evaluated: EvaluatedModel, scaling: Scaling, parts: Sequence[Any]) -
 
 def paired_test(measure: str, length: int, before: Sequence[float], after: Sequence[float]) -> PairedTest:
     """Tests the mean losses of the same items, float64 in nats per token; see ``PairedTest``."""
-    stock, fitted = float(np.mean(before)), float(np.mean(after))
+    mean_before, mean_after = float(np.mean(before)), float(np.mean(after))
     falls = np.subtract(before, after)
     gains = falls
     if measure == "prompts":
@@ -98,10 +98,10 @@ def paired_test(measure: str, length: int, before: Sequence[float], after: Seque
     finite = bool(np.isfinite(gains).all())
     p = permutation_p(gains) if finite else 1.0  # a change that is not a number needs no test
 
-    harms = not fitted < math.inf or (p < SIGNIFICANT and gain < 0)
+    harms = not mean_after < math.inf or (p < SIGNIFICANT and gain < 0)
     none_worth_it = len(gains) >= FEWEST and (t_interval(gains)[1] < SMALL or not gains.any())
     verdict: Verdict
-    if p < SIGNIFICANT and gain > 0 and fitted < stock:
+    if p < SIGNIFICANT and gain > 0 and mean_after < mean_before:
         verdict = "helps"
     elif harms or none_worth_it:
         verdict = "does not help"
@@ -116,8 +116,8 @@ def paired_test(measure: str, length: int, before: Sequence[float], after: Seque
         measure=measure,
         length=length,
         items=len(gains),
-        before=stock,
-        after=fitted,
+        before=mean_before,
+        after=mean_after,
         better=int((falls > 0).sum()),
         p=p,
         verdict=verdict,
@@ -126,14 +126,18 @@ def paired_test(measure: str, length: int, before: Sequence[float], after: Seque
     )
 
 
-def check_gain(found: Sequence[PairedTest], how: str) -> None:
-    """Raises ``NoGain`` unless the slopes help by one measure and harm by none; ``how`` says how it ended."""
-    harms = any(test.harms for test in found)
-    helps = any(test.verdict == "helps" for test in found)
+def check_gain(gain_tests: Sequence[PairedTest], harm_tests: Sequence[PairedTest], how: str) -> None:
+    """Raises ``NoGain`` unless a test of gain shows one, and no test shows harm.
+
+    ``how`` says how the fit ended.
+    """
+    tests = [*gain_tests, *harm_tests]
+    harms = any(test.harms for test in tests)
+    helps = any(test.verdict == "helps" for test in gain_tests)
     if helps and not harms:
         return
-    said = "; ".join(map(_in_words, found))
-    undecided = [test for test in found if test.verdict == "cannot tell"]
+    said = "; ".join(map(_in_words, tests))
+    undecided = [test for test in gain_tests if test.verdict == "cannot tell"]
     if harms or not undecided:
         raise NoGain(
             f"no fitted slopes are better than the model's own on what was kept back ({said}), so nothing "

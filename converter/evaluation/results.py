@@ -252,8 +252,8 @@ class Results:
             if any(each.late is not None for each in self._of(task)):
                 parts += ["In the last quarter of each window:", self.table(task, own, late=True)]
         parts += self._marks()
-        parts += self._doubts()
-        parts += self._unread()
+        parts += self._task_warnings()
+        parts += self._text_warnings()
         parts += self._circumstances()
         if labels is None:
             named = legend(own)
@@ -306,7 +306,7 @@ class Results:
                 )
         return found
 
-    def _unread(self) -> list[str]:
+    def _text_warnings(self) -> list[str]:
         """A warning for each model that, unscaled and within its length, reads a text worse than guessing."""
         shortest: dict[str, Measurement] = {}
         for each in sorted(self.measurements, key=lambda each: each.length):
@@ -326,7 +326,7 @@ class Results:
                 )
         return notes
 
-    def _doubts(self) -> list[str]:
+    def _task_warnings(self) -> list[str]:
         """A warning for each model that fails at tasks without scaling, at a length that needs none."""
         shortest: dict[tuple[str, str], Measurement] = {}
         for each in sorted(self.measurements, key=lambda each: each.length):
@@ -448,7 +448,7 @@ def _measurement(value: Mapping[str, Any]) -> Measurement:
         task=str(value["task"]),
         metric=value["metric"],
         length=int(value["length"]),
-        scores=tuple(map(float, value["scores"])),
+        scores=tuple(_number(score, math.inf) for score in value["scores"]),
         **_interval(value, "value"),
         depths=depths,
         positions=tuple(

@@ -80,7 +80,7 @@ def _check_grid(
 
 
 def candidates(model: Model, trained: int, target: int) -> list[Scaling]:
-    """The scalings to try, without those that the model cannot compute; milder ones come first.
+    """The scalings to try, without those that the model cannot compute.
 
     With r = target / trained, they are: none; position-dynamic by-parts and ntk with rates 1 and 2; ntk with
     factors r / 2, r and 2 r, since on published and small models factors above and below r were best;

@@ -63,15 +63,15 @@ def in_halves(benchmark: Benchmark, trained: int, target: int) -> Halves:
     benchmark = benchmark.up_to(target)
     longest = benchmark.at_longest().material
     for name in benchmark.tasks:
-        lengths = [length for task, length in longest if task == name and length > trained]
-        if not lengths:
+        length = max((length for task, length in longest if task == name), default=0)
+        if length <= trained:
             raise UsageError(
                 f"{name} has no prompts between the trained length {trained} and the target {target}; "
                 f"give longer ones, or another {option.target_length}"
             )
-        if len(longest[name, lengths[0]]) < 2:
+        if len(longest[name, length]) < 2:
             raise UsageError(
-                f"{name} has one prompt of length {lengths[0]}, but choosing and judging need one each; give "
+                f"{name} has one prompt of length {length}, but choosing and judging need one each; give "
                 "at least two of that length"
             )
     if len(benchmark.windows) == 1:
@@ -168,6 +168,7 @@ class PromptSplit:
 
     def draw_batch(self, rng: np.random.Generator) -> Batch:
         """A batch to learn from: neighbours by length, so that rows need little padding."""
+        # Which of two prompts of one length comes first is drawn, too.
         shuffled = [self.train[place] for place in rng.permutation(len(self.train))]
         ordered = sorted(shuffled, key=lambda prompt: len(prompt.ids))
         end = int(rng.integers(len(ordered))) + 1
@@ -225,7 +226,7 @@ def train_validation_test(
     if prompts:
         items: list[Item] = []
         for task in prompts:
-            benchmark = Benchmark.prepare(evaluated, [task], (), lengths, MOST_TOKENS // target, seed)
+            benchmark = Benchmark.prepare(evaluated, [task], (), lengths, max(1, MOST_TOKENS // target), seed)
             for material in benchmark.material.values():
                 assert not isinstance(material, Collection)  # which are for encoders
                 items += material

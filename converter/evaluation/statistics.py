@@ -79,7 +79,9 @@ def compare_scores(metric: str, scores: Sequence[float], baseline: Sequence[floa
 
     if right_or_wrong or infinite:
         p = _sign_p(better, worse)
-        telling = (better - worse) * gain > 0  # false for an infinite loss in a few windows
+        telling = (
+            better - worse
+        ) * gain > 0  # not if most items and the mean disagree, as for one infinite loss
     else:
         p = max(_t_p(differences), permutation_p(differences))
         telling = metric != PERPLEXITY or len(gains) >= FEWEST_WINDOWS
@@ -104,7 +106,7 @@ def permutation_p(changes: NDArray[np.float64]) -> float:
     count, total = len(changes), changes.sum()
     least = abs(total) * (1 - ROUNDING)
     if 2**count <= DRAWS:
-        signs = 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
+        signs = 1 - 2 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
         return float(np.mean(abs(signs @ changes) >= least))
     rng, extreme = np.random.default_rng(0), 1
     rows = max(1, SIGNS_AT_ONCE // count)
@@ -131,7 +133,7 @@ def paired_interval(better: int, worse: int, items: int) -> Interval:
 
 
 def gain_to_show(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> tuple[float, int]:
-    """A gain that more items would show, and how many items that takes; the fewest are one more than these.
+    """A gain that more items would show, and how many items that takes: always more than there are.
 
     The gain is that which is worth a scaling (``WORTH``, for perplexity 1 minus ``WORTH_RATIO``), halved as
     long as these items would have shown it already.
@@ -169,7 +171,7 @@ def power_text(items: int, what: str) -> str:
     shown = fewest_shown(items)
     if shown is None:
         return f"{items} {what}, too few to show anything"
-    return f"{items} {what}, which can show that {shown} of them get better"
+    return f"{items} {what}, enough to show that {shown} of them get better"
 
 
 def prompts_to_show(better: float, worse: float) -> int:

@@ -70,7 +70,7 @@ class TrainableAlibi:
         found = {"exponents": self.exponents}
         return found if self.temperatures is None else {**found, "temperatures": self.temperatures}
 
-    def is_finite(self) -> bool:
+    def gradients_are_finite(self) -> bool:
         """Whether all gradients are there and are numbers."""
         gradients = [numbers.grad for numbers in self.parameters().values()]
         return all(each is not None and bool(each.isfinite().all()) for each in gradients)

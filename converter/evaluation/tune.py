@@ -157,8 +157,8 @@ def tune(
         slopes: a file of fitted slopes, one more candidate. What they were fitted to must not be in ``tasks``
             and ``text``.
         seed, device, dtype, batch_size, progress: as for ``evaluate``.
-        say: called before it starts, with a line about how much is measured and how long it takes, and one
-            about what judges, and what gain it can show.
+        say: called before it starts, with a line about how much is measured and how long it takes, one about
+            what judges and what gain it can show, and one if few files give all windows.
         source: see ``SourceOptions``.
 
     Raises:
@@ -176,7 +176,7 @@ def tune(
     hardware = choose(device, dtype, batch_size)
     with open_evaluated_model(model, hardware, progress=progress, **source) as evaluated:
         started = time.monotonic()
-        trained = evaluated.stretched_to(target_length)
+        trained = evaluated.trained_length_below(target_length)
         baseline = evaluated.baseline
         scalings = [baseline, *candidates(evaluated.model, trained, target_length)]
         if slopes is not None:
@@ -186,7 +186,7 @@ def tune(
         lengths = doubling_lengths(trained, target_length)
         benchmark = Benchmark.prepare(evaluated, asked, files, lengths, items, seed, say)
         halves = in_halves(benchmark, trained, target_length)
-        finalists = 1  # the baseline, the best by retrieval, and the best by perplexity
+        finalists = 1  # the baseline; then the best by retrieval, and the best by perplexity
         if benchmark.tasks:
             finalists += 1
         if benchmark.windows.size:
@@ -206,7 +206,7 @@ def tune(
 
             # A task that the model cannot do within the trained length tells nothing, so it does not choose.
             failed = _failed(baseline_scores, trained)
-            validation = halves.validation.at_longest(without=failed)
+            validation = halves.validation.without(failed)
             validation_scores = ScoreTable()
             if validation.tokens:
                 for scaling in scalings:
@@ -283,16 +283,16 @@ def _power(test: Benchmark) -> str:
 
 
 def _failed(found: Scores, trained: int) -> list[str]:
-    """The tasks without a right answer at a length within the trained one."""
-    failed = []
+    """The tasks without any right answer at the lengths within the trained one."""
+    within: dict[str, list[float]] = {}
     for (task, length), scores in found.items():
-        if task != PERPLEXITY and length <= trained and not any(scores.scores):
-            failed.append(task)
-    return failed
+        if task != PERPLEXITY and length <= trained:
+            within.setdefault(task, []).extend(scores.scores)
+    return [task for task, scores in within.items() if not any(scores)]
 
 
 def _best(scores: ScoreTable, measure: str, scalings: Sequence[Scaling]) -> Scaling:
-    """The best of these scalings by a measure; among equals the first, which is the mildest."""
+    """The best of these scalings by a measure; among equals the first."""
 
     def badness(scaling: Scaling) -> float:
         found = scores.pooled(scaling, measure)
@@ -316,12 +316,13 @@ def _choice(measure: str, scaling: Scaling, baseline: Scaling, scores: ScoreTabl
 
     within = [length for length in scores.lengths() if length <= trained]
     short = min(within, default=None)
-    at_short = scores.at_length(short)
     costs = {}
-    for each in (RETRIEVAL, PERPLEXITY):
-        cost = at_short.compared(baseline, scaling, each)
-        if cost is not None:
-            costs[each] = cost
+    if short is not None:
+        at_short = scores.at_length(short)
+        for each in (RETRIEVAL, PERPLEXITY):
+            cost = at_short.compared(baseline, scaling, each)
+            if cost is not None:
+                costs[each] = cost
     return Choice(
         measure=measure,
         scaling=scaling,

@@ -236,6 +236,13 @@ class Model(ABC):
             check_weights(self.source, weight_files(self.source))
             raise
 
+    @property
+    def elements(self) -> dict[str, int]:
+        """safetensors dtype of the stored weights -> number of elements, as far as it is known."""
+        if self.source.local:
+            return self.checkpoint.elements
+        return dict(self.source.parameters or {})
+
     @cached_property
     def stored(self) -> dict[str, Any]:
         """What the tensors add to the config; empty for a Hub repository, whose weights are not here."""

@@ -18,6 +18,7 @@ from converter.onnx.session import Outputs
 
 Array = NDArray[Any]
 
+CHUNKS = "chunked prefill"
 SHORT, DECODED = 48, 8
 """Tokens of a short prompt, decoding steps."""
 KEPT = 256
@@ -44,8 +45,8 @@ class Case:
     def run(self, engine: Engine) -> list[Outputs]:
         """What is compared of each step, values as [any, vocabulary].
 
-        First those of each row's last real token. An engine that has the others adds at most ``KEPT``, all
-        over the step.
+        First those of each row's last real token; then, if the engine returns all positions, up to ``KEPT``
+        that are spread over the real ones.
         """
         results = []
         past = None
@@ -104,7 +105,7 @@ def choose_cases(coverage: Coverage, *, cached: bool, padding: int | None = None
         # GroupQueryAttention takes chunks of one row only.
         lengths = (max(coverage.continued - 16, 8), 24, 1, 16)
         chunks = [tokens(1, length) for length in lengths]
-        cases.append(Case("chunked prefill", chunks, all_real(sum(lengths))))
+        cases.append(Case(CHUNKS, chunks, all_real(sum(lengths))))
     return cases
 
 

@@ -5,6 +5,7 @@ A model of any size is validated in about a minute. What is too large is cut, an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from converter.model.alibi import AlibiModel
@@ -67,6 +68,7 @@ def choose_coverage(repository: AlibiModel) -> Coverage:
         padding = padding_id(repository)
         fewest = FEWEST_TOKENS if padding is None else padding + 1
         vocabulary = max(min(all_tokens, most, TABLE // hidden), fewest)
+    if vocabulary < all_tokens:
         notes.append(f"first {vocabulary} of {all_tokens} tokens of the vocabulary")
 
     elements = layer_elements(repository)
@@ -96,6 +98,5 @@ def layer_elements(repository: AlibiModel) -> int:
     count = 0
     for name, tensor in repository.checkpoint.tensors.items():
         if repository.family.below(name).startswith(prefix):
-            item = 2 if tensor.dtype in ("F16", "BF16") else 4
-            count += (tensor.end - tensor.start) // item
+            count += math.prod(tensor.shape)
     return count

@@ -47,7 +47,10 @@ class Target:
 
 
 class Hub:
-    """A repository on the Hub, for the owner of a token; its methods raise ``PushError``."""
+    """A repository on the Hub, for the owner of a token.
+
+    Its methods raise ``PushError``, or ``UsageError`` for a name that cannot be pushed to.
+    """
 
     def __init__(self, repo_id: str, *, token: str | None, progress: bool) -> None:
         """Asks the Hub for the owner of the token; refuses one that cannot write, and impossible names."""
@@ -109,12 +112,13 @@ class Hub:
                 heads = {found.name: commit_id(found.target_commit) for found in refs.branches}
             branch = branch or DEFAULT_REVISION
             head = heads.get(branch, head)
-            return Target(bool(info.private), branch, head, branch not in heads, self.files(head))
+            return Target(bool(info.private), branch, head, branch not in heads, self.files(head, branch))
 
-    def files(self, commit: str) -> dict[str, RepoFile]:
+    def files(self, commit: str, branch: str | None = None) -> dict[str, RepoFile]:
+        """The files of a commit, by name; ``branch`` is where errors say that it is."""
         from huggingface_hub.hf_api import RepoFile
 
-        with self._explained():
+        with self._explained(branch):
             tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
             return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
 
@@ -185,7 +189,7 @@ class Hub:
             raise PushError(
                 f"{place} cannot be pushed to: {reason}; check the id, whether {option.token} has write "
                 "access, and the connection (HF_HUB_OFFLINE, HF_ENDPOINT, HF_HUB_DISABLE_XET=1), and run "
-                "the same command again: a push is one commit, all or nothing, and what the Hub has is not "
+                "the same command again: the files come in one commit, all or none, and what the Hub has is not "
                 "sent again"
             ) from shown(error, self._token)
 

@@ -102,11 +102,11 @@ class SmallFiles:
         self._change({CONFIG: config})
 
     def set_input_limit(self, limit: int | None) -> None:
-        """Gives the other files the input limit, and the record in config.json what the source had."""
+        """Sets the input limit in the other files, and records the source's limits in config.json."""
         model = self.model
         files, note = set_limits(self._contents, limit, decoder=model.decoder)
         if model.provenance is not None and model.provenance.limits is None:
-            before = None  # of an older version, which did not record it
+            before = None  # an older version converted it, and did not record the source's
         else:
             before = {name: self._contents[name].get(INPUT_LIMITS[name]) for name in files}
             key = model.family.length_hint if isinstance(model, AlibiModel) else None
@@ -144,7 +144,7 @@ class SmallFiles:
     def check_tensors(self) -> None:
         """Adds to config.json what the tensors of a local source say; refuses what contradicts them."""
         source = self.model.source
-        fetch(source, self.copied)
+        fetch(source, self.copied)  # which checks that each can be opened
         self.config.update(self.model.stored_in(source.folder, self.model.checkpoint, self.config))
 
     def note_what_is_lost(self) -> None:
@@ -218,12 +218,12 @@ def decide_files(
     return files
 
 
-def _with_limit(settings: Config, source: Any) -> dict[str, Any]:
-    """A tokenizer_config.json with the input limit of the source's; ``source`` is its content."""
-    if not isinstance(source, Mapping):
+def _with_limit(settings: Config, stored: Any) -> dict[str, Any]:
+    """A new tokenizer_config.json with the input limit of the one that is ``stored``."""
+    if not isinstance(stored, Mapping):
         return dict(settings)
     key = INPUT_LIMITS[TOKENIZER_CONFIG]
-    return with_value(settings, key, source.get(key))
+    return with_value(settings, key, stored.get(key))
 
 
 def _loads_as_float16(model: Model, config: Config) -> bool:
@@ -231,7 +231,5 @@ def _loads_as_float16(model: Model, config: Config) -> bool:
     declared = config.get("dtype") or config.get("torch_dtype")
     if declared is not None:
         return bool(declared == "float16")
-    elements: Mapping[str, int] = model.source.parameters or {}
-    if model.source.local:
-        elements = model.checkpoint.elements
+    elements = model.elements
     return max(elements, key=lambda name: elements[name], default="") == "F16"

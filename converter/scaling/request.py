@@ -146,12 +146,12 @@ class Request:
                 )
         elif len(given) > 1:
             raise UsageError(f"{' and '.join(given)} cannot be combined; give one of them")
-        elif not given and not self.by_default and self.slopes is None:
+        elif not given and not self.strength_open and self.slopes is None:
             raise UsageError(
                 f"{option.method} {self.method} needs a strength: give {option.scale}, "
                 f"{option.target_length} or {option.dynamic}"
             )
-        if self.rate is not None and self.dynamic is None and not self.by_default:
+        if self.rate is not None and self.dynamic is None and not self.strength_open:
             raise UsageError(
                 f"{option.rate} needs {option.dynamic} length or {option.dynamic} position; give one of them "
                 f"or drop {option.rate}"
@@ -204,7 +204,7 @@ class Request:
         }
 
     @property
-    def by_default(self) -> bool:
+    def strength_open(self) -> bool:
         """Whether the user left the strength to this tool, which then scales dynamically; see ``resolve``."""
         strengths = (self.slopes, *self._strengths.values())
         return self.method in (None, NTK, BY_PARTS) and not any(value is not None for value in strengths)
@@ -212,7 +212,7 @@ class Request:
     @property
     def asked(self) -> bool:
         """Whether the user gave any option other than a trained length."""
-        return not self.by_default or self.method is not None or self.rate is not None
+        return not self.strength_open or self.method is not None or self.rate is not None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -248,9 +248,7 @@ class Request:
         method = self.method or (NTK if self._static else defaults.method)
         ramp = None
         if method == BY_PARTS:
-            what = self._what
-            if self.method is not None:
-                what = f"{option.method} {method}"
+            what = self._what if self.method is None else f"{option.method} {method}"
             length = self._needed(trained, name, what)
             start, end = self.ramp or defaults.ramp
             ramp = (start * length, end * length)

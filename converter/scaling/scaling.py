@@ -239,6 +239,7 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
     if not isinstance(value, Mapping):
         raise _no_scaling(value, where)
     method = value.get("type")
+    # Without scaling, the whole value is null.
     if method == "none" or method not in (*METHODS, FITTED):
         raise _no_scaling(value, where)
     given = {key: each for key, each in value.items() if each is not None or key not in MAY_BE_NULL}
@@ -265,7 +266,7 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
     if method == "by-parts":
         ramp = _read_ramp(given.get("ramp"))
         if ramp is None:
-            raise _no_scaling(value, where)
+            raise SourceError(f"{where} needs a ramp: two numbers of tokens, the smaller first")
         return replace(scaling, ramp=ramp)
     if method == FITTED:
         exponents, temperatures = _read_fitted(given, where)

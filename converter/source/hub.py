@@ -14,7 +14,7 @@ from typing import Any
 
 from converter.errors import SourceError, UsageError, option
 from converter.progress import LOG, LONG, stage
-from converter.source.source import CONFIG, Source, explain_missing
+from converter.source.source import CONFIG, Source, no_config
 
 DEFAULT_REVISION = "main"
 HEXADECIMAL = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
@@ -77,7 +77,7 @@ def open_repository(
     is no such repository or revision, it is gated, or neither the Hub nor its cache can be reached, and
     ``UsageError`` for a token that cannot be one or an empty revision.
     """
-    access_token(token)
+    access_token(token)  # raises for one that is impossible
     if revision == "":
         raise UsageError(f"{option.revision} is empty; give a branch, tag or commit, or leave it out")
     set_up_client(progress=progress)
@@ -85,10 +85,10 @@ def open_repository(
     prefix = f"{subfolder}/" if subfolder else ""
     name = f"{repo_id}/{subfolder}" if subfolder else repo_id
 
-    # First, because this fails at once, where a download would retry for half a minute.
+    # Before the download: without a connection this fails at once, and that would retry for half a minute.
     listing = client.list_files(prefix)
     if listing is not None and CONFIG not in listing.files:
-        explain_missing(name, [*listing.files, *listing.nested])
+        raise no_config(name, [*listing.files, *listing.nested])
     # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
     # from one commit and its content from another.
     config = client.download(f"{prefix}{CONFIG}", revision if listing is None else listing.commit)

@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -92,7 +92,7 @@ class Source:
     # What there is
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of this name, in the folder or in a folder of it."""
+        """Whether there is a file of this name, in the folder or directly in a subfolder."""
         folder, _, _ = name.rpartition("/")
         return name in (self.inside(folder) if folder else self.files)
 
@@ -106,13 +106,13 @@ class Source:
             return {}
         found: dict[str, int | None] = {}
         if self.nested is not None:
-            found |= self.nested
+            found = dict(self.nested)
         else:
             path = self.folder / folder
             if path.is_symlink() or not path.is_dir():
                 return {}
             for entry in sorted(path.iterdir()):
-                if entry.is_file() and belongs(entry, self.folder):
+                if entry.is_file() and belongs(entry, entry.resolve(), self.folder):
                     found[f"{folder}/{entry.name}"] = entry.stat().st_size
         prefix = f"{folder}/"
         return {
@@ -141,14 +141,14 @@ class Source:
         path = self.folder / name
         if self.download is not None:
             self.download(name)
-        elif not belongs(path, self.folder):
+        place = path.resolve()  # once: a link that is changed afterwards leads nowhere else
+        if self.download is None and not belongs(path, place, self.folder):
             raise SourceError(
                 f"{name} in {self.name} is a link that leads out of the folder; if this is intended, "
                 "replace the link by a copy of the file"
             )
         try:
-            # Not by its name: since it was checked, another file or a link may have got that.
-            handle = os.open(path.resolve(), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
         file = os.fdopen(handle, "rb")
@@ -198,7 +198,10 @@ class Source:
         return as_object(self.json(name), name) if self.has(name) else {}
 
     def contents(self, names: Iterable[str]) -> dict[str, Any]:
-        """What these files hold, by name, without those that are missing or not JSON: nobody reads them."""
+        """What these JSON files hold, by name.
+
+        Files that are missing or that no JSON parser reads are left out; other errors are raised.
+        """
         found = {}
         for name in names:
             if not self.has(name):
@@ -215,13 +218,18 @@ class Source:
         if CONFIG in self.files:
             return self.object(CONFIG)
         inner = [f"{path.parent.name}/{CONFIG}" for path in sorted(self.folder.glob(f"*/{CONFIG}"))]
-        explain_missing(self.name, [*self.files, *inner])
-        what = ""
-        if "adapter_config.json" in self.files:
-            what += "; it is a LoRA adapter: merge it into its model first"
-        if "config.yaml" in self.files:
-            what += "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted"
-        raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{what}")
+        raise no_config(self.name, [*self.files, *inner])
+
+
+def no_config(source: str, names: Collection[str]) -> SourceError:
+    """The error for files without a config.json; see ``explain_missing``."""
+    explain_missing(source, names)
+    problem = f"{source} has no {CONFIG}, so it is not a checkpoint"
+    if "adapter_config.json" in names:
+        problem += "; it is a LoRA adapter: merge it into its model first"
+    elif "config.yaml" in names:
+        problem += "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted"
+    return SourceError(problem)
 
 
 def explain_missing(source: str, names: Iterable[str]) -> None:
@@ -274,16 +282,17 @@ def _digest_like(wanted: str, file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def belongs(path: Path, folder: Path) -> bool:
+def belongs(path: Path, place: Path, folder: Path) -> bool:
     """Whether a file is inside a checkpoint's folder, or is a link to a file that a Hub cache stores.
 
+    ``place`` is where it leads, links resolved.
     A cache stores content in ``models--.../blobs``, and its snapshots are links to it. Newer versions of
     huggingface_hub link on to ``blobs`` beside ``models--...``, and older ones also made such links in a
     ``--local-dir``. Any other link could copy a private file of the user into the result.
     """
     if path.parent == folder and not path.is_symlink():
         return True
-    root, place = folder.resolve(), path.resolve()
+    root = folder.resolve()
     if place.is_relative_to(root):
         return True
     snapshots = next((above for above in root.parents if above.name == "snapshots"), None)

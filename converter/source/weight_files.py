@@ -8,7 +8,7 @@ bytes are read anyway, or by ``check_weights``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from converter.errors import SourceError, option
 from converter.source.checkpoint import (
@@ -26,8 +26,8 @@ from converter.source.jsonfile import check_pointer, read_object
 from converter.source.source import Source, check_digest, explain_missing
 
 DEEPSPEED = "ds_inference_config.json"
-"""Which DeepSpeed-inference writes beside its weights."""
-SHARD = re.compile(r".*-\d+-of-\d+\.(safetensors|bin)")
+"""The file that DeepSpeed-inference writes beside its weights."""
+SHARD = re.compile(r".*[-_]\d+-of-\d+\.(safetensors|bin)")
 WEIGHTS = re.compile(
     r"(?!training_args|optimizer|scheduler|rng_state|adapter_).*\.(safetensors|bin|pt|pth|ckpt)"
 )
@@ -75,7 +75,7 @@ def weight_files(source: Source) -> dict[str, int | None]:
         )
     if source.local:
         for name in sizes:
-            fetch_weights(source, name)
+            check_pointer(source.folder / name)
     return {name: sizes.get(name) for name in names}
 
 
@@ -120,14 +120,14 @@ def _sizes(source: Source, names: Iterable[str]) -> dict[str, int | None]:
     return sizes
 
 
-def explain_missing_weights(source: str, names: Iterable[str]) -> None:
+def explain_missing_weights(source: str, names: Collection[str]) -> None:
     """Raises ``SourceError`` for weights that no library finds, since their names are not the usual ones."""
+    if DEEPSPEED in names:
+        raise SourceError(
+            f"{source} has {DEEPSPEED}: weights in DeepSpeed-inference's format cannot be converted; give the "
+            "checkpoint that they were made from"
+        )
     for name in sorted(names):
-        if name == DEEPSPEED:
-            raise SourceError(
-                f"{source} has {name}: weights in DeepSpeed-inference's format cannot be converted; give the "
-                "checkpoint that they were made from"
-            )
         if SHARD.fullmatch(name):
             index = BIN_INDEX if name.endswith(".bin") else SAFETENSORS_INDEX
             raise SourceError(f"{source} has shards such as {name}, but no {index}; download it, too")

@@ -70,7 +70,7 @@ class OpenedGraph:
         """Where it is run, of the CPU and ``cuda``; nowhere, if its file is not what is built.
 
         CUDA has no GroupQueryAttention in float32 and no products of integers, and it would wait for the host
-        in every block of an encoder's ``PackedAttention``.
+        computer in every block of an encoder's ``PackedAttention``.
         """
         if not self.structure.passed:
             return []
@@ -139,7 +139,7 @@ class OpenedGraph:
     def open(
         self, provider: str, coverage: Coverage, *, widened: bool, profile: Path | None = None
     ) -> Session:
-        """A session of the graph's file or, if a part is run or it is widened, of a graph that is built again."""
+        """A session of the graph's file; of a graph that is built again if a part is run or widened."""
         folder = self.path.parent if self.made.standalone else self.repository.folder
         if coverage.whole and not widened:
             # A graph that is not in place yet points to weights of the folder where it will be.

@@ -49,11 +49,13 @@ RESULTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
 CACHES = ("cache", "past_key_values")
 """The cache's name; transformers 5.24 shortened it."""
 
-LARGEST_CHANGE, NOISE = 0.5, 1e-6
-"""Largest change of a weight by calibration, and of its values by rounding of float32.
+LARGEST_CHANGE = 0.5
+"""Largest change of a weight by calibration, in parts of its root mean square.
 
-Rounding to the nearest changes normal weights by 0.08 of their root mean square. Calibration moves them
-further, by up to 0.15 in the small models tried. Weights in the wrong place differ by 1.4."""
+Rounding to the nearest changes normal weights by 0.08. Calibration moves them further, by up to 0.15 in the
+small models tried. Weights in the wrong place differ by 1.4."""
+NOISE = 1e-6
+"""The same for a weight that is rounded to the nearest: what float32 rounds."""
 
 
 class Expected(NamedTuple):
@@ -131,7 +133,7 @@ class Reference:
             if self.pooling.normalised:
                 vectors = normalize(vectors)
             sentences = vectors.float().numpy()
-        names = [*output]
+        names = list(output)  # without names that an output only understands, such as older ones
         cache = next((output[name] for name in CACHES if name in names), None)
         return Outputs(values, sentences), cache
 
@@ -198,15 +200,15 @@ def stored_values(
     """
     outputs, inputs = weight.shape
     values = np.empty(weight.shape, np.float32)
-    error = size = 0.0
+    error = norm = 0.0
     height = max(1, BAND // inputs)
     for start in range(0, outputs, height):  # as a whole, it would take several times its memory
         band = slice(start, min(start + height, outputs))
         values[band] = graph.values(name, band, inputs)
         right = weight[band] if calibrated else graph.rounded(name, weight[band])
         error += sum_of_squares(values[band] - right)
-        size += sum_of_squares(right)
-    return values, math.sqrt(error) / max(math.sqrt(size), TINY)
+        norm += sum_of_squares(right)
+    return values, math.sqrt(error) / max(math.sqrt(norm), TINY)
 
 
 def sum_of_squares(values: Array) -> float:

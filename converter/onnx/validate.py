@@ -20,6 +20,8 @@ from pathlib import Path
 
 import onnx
 import onnxruntime
+import torch
+import transformers
 
 from converter.errors import ProviderError, option
 from converter.model.alibi import AlibiModel
@@ -38,14 +40,12 @@ def validate_graphs(
     *,
     progress: bool = False,
 ) -> ValidationReport:
-    """Validates graphs of one repository, name in it -> where the file is; ``provider`` as in ``validate``.
+    """Validates graphs of one repository, name in it -> where the file is.
 
+    Without ``provider``, they are run on the CPU and, if that is there and works, on CUDA.
     Raises ``ValidationError`` for a graph that this tool did not make, ``UnsupportedModel`` for one of a task
     that the repository has no weights for, ``ProviderError`` for a provider that is not available.
     """
-    import torch
-    import transformers
-
     started = time.monotonic()
     cuda, note = takes_cuda(provider)
     with quiet():

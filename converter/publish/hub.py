@@ -81,7 +81,10 @@ class Hub:
             )
 
     def check_namespace(self) -> None:
-        """Refuses a namespace that is not the owner's. Of fine-grained tokens the Hub does not tell."""
+        """Refuses a namespace that the token's owner cannot write to.
+
+        The Hub does not say where a fine-grained token may write, so such tokens pass.
+        """
         namespace, _, name = self.repo_id.partition("/")
         if self._role != "fineGrained" and namespace.lower() not in self._namespaces:
             raise PushError(
@@ -189,8 +192,8 @@ class Hub:
             raise PushError(
                 f"{place} cannot be pushed to: {reason}; check the id, whether {option.token} has write "
                 "access, and the connection (HF_HUB_OFFLINE, HF_ENDPOINT, HF_HUB_DISABLE_XET=1), and run "
-                "the same command again: the files come in one commit, all or none, and what the Hub has is not "
-                "sent again"
+                "the same command again: the files come in one commit, all or none, and what the Hub has is "
+                "not sent again"
             ) from shown(error, self._token)
 
 

@@ -37,7 +37,7 @@ UNREACHABLE = {
 They are names because the HTTP client (requests, httpx) changed between releases of huggingface_hub.
 """
 BROKEN_OFF = {"ChunkedEncodingError", "ReadError", "RemoteProtocolError"}
-"""Subclasses of these which mean that it was reached, and then the connection broke off."""
+"""Subclasses of exceptions in ``UNREACHABLE`` which mean that it was reached, and the connection broke off."""
 GENERAL = {"LocalEntryNotFoundError", "RuntimeError"}
 """Exceptions whose cause says more: the cache lacks a file, or a thread of the client failed."""
 LONGEST_REASON = 500
@@ -105,7 +105,7 @@ def open_repository(
         return Source(
             name, folder, cached, repo_id, commit, download=download, offline=True, subfolder=subfolder
         )
-    _note(snapshot, revision or DEFAULT_REVISION)
+    _record_ref(snapshot, revision or DEFAULT_REVISION)
     return Source(
         name,
         folder,
@@ -279,7 +279,7 @@ def is_unreachable(error: BaseException) -> bool:
 def set_up_client(*, progress: bool) -> None:
     """Turns the client's progress bars off without ``progress``, and limits how long it waits.
 
-    huggingface_hub before 1.0 has no such limits: it does not wait as long as a Hub asks.
+    Before 1.0, huggingface_hub needs no limit: it does not wait as long as a Hub asks it to.
     """
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -317,7 +317,7 @@ def _limit_wait(response: Any) -> None:
     LOG.warning(f"the Hub asks to wait {wait} seconds ...")
 
 
-def _note(folder: Path, revision: str) -> None:
+def _record_ref(folder: Path, revision: str) -> None:
     """Records the commit of a branch or tag in the cache, as the client does, for offline use."""
     refs = folder.parent.parent / "refs"
     ref = refs / revision

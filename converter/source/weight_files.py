@@ -124,8 +124,8 @@ def explain_missing_weights(source: str, names: Collection[str]) -> None:
     """Raises ``SourceError`` for weights that no library finds, since their names are not the usual ones."""
     if DEEPSPEED in names:
         raise SourceError(
-            f"{source} has {DEEPSPEED}: weights in DeepSpeed-inference's format cannot be converted; give the "
-            "checkpoint that they were made from"
+            f"{source} has {DEEPSPEED}: weights in DeepSpeed-inference's format cannot be converted; give "
+            "the checkpoint that they were made from"
         )
     for name in sorted(names):
         if SHARD.fullmatch(name):

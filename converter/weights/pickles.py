@@ -28,7 +28,7 @@ NAMES = {
     torch.float64: "F64",
 }
 """torch dtype of a model's tensors -> its name in the safetensors format."""
-MOST = 8
+MOST_EXPANSION = 8
 """The tensors together may have at most this many times the file's bytes. A tensor with several names, or one
 that repeats a number, is stored once but written out in full; a hostile file could fill the disk that way."""
 
@@ -46,10 +46,10 @@ def load(path: Path) -> dict[str, torch.Tensor]:
         _check_tensor(path.name, name, tensor)
     size = path.stat().st_size
     total = sum(tensor.nbytes for tensor in tensors.values())
-    if total > MOST * size:
+    if total > MOST_EXPANSION * size:
         raise SourceError(
             f"{path.name} has {size} bytes, but its tensors share storage and would take {total} when "
-            f"written; at most {MOST} times the file's size is allowed"
+            f"written; at most {MOST_EXPANSION} times the file's size is allowed"
         )
     return tensors
 
@@ -123,7 +123,10 @@ def without_tied(state: Mapping[str, torch.Tensor], tied: Collection[str]) -> di
 
 
 def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
-    """The elements in order, as dense one-dimensional tensors of at most ``size`` bytes; few are copied."""
+    """The elements in order, as dense one-dimensional tensors of at most ``size`` bytes.
+
+    Contiguous tensors are not copied, and others one piece at a time.
+    """
     most = max(1, size // tensor.element_size())
     if tensor.numel() == 0:
         return

@@ -37,7 +37,7 @@ UNREACHABLE = {
 They are names because the HTTP client (requests, httpx) changed between releases of huggingface_hub.
 """
 BROKEN_OFF = {"ChunkedEncodingError", "ReadError", "RemoteProtocolError"}
-"""Subclasses of exceptions in ``UNREACHABLE`` which mean that it was reached, and the connection broke off."""
+"""Subclasses of exceptions in ``UNREACHABLE``: the Hub was reached, and then the connection broke off."""
 GENERAL = {"LocalEntryNotFoundError", "RuntimeError"}
 """Exceptions whose cause says more: the cache lacks a file, or a thread of the client failed."""
 LONGEST_REASON = 500

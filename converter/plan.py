@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from converter.argv import argv
 from converter.config import DTYPE, LONGEST, PROVENANCE, STEP, Dtype, Weights, is_count
 from converter.errors import SourceError, UnsupportedModel, UsageError, VerificationError, option
 from converter.families.checks import quantisation_sign
+from converter.formatting import argv
 from converter.model.model import Model
 from converter.model.open import read_model
 from converter.model.overrides import set_values

@@ -20,10 +20,10 @@ import pytest
 
 import converter
 from converter import ConversionResult, Inspection, convert, inspect
-from converter.argv import argv
 from converter.cli import cli
 from converter.cli.click_additions import DefaultGroup
 from converter.errors import SourceError, UsageError, option
+from converter.formatting import argv
 from tests import forks
 from tests.conftest import MakeSource, Pristine, Refused, RunCli, fingerprint
 from tests.patched import CHECKED

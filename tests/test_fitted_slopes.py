@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter import convert
-from converter.argv import argv
 from converter.errors import SourceError, UsageError
+from converter.formatting import argv
 from converter.scaling.request import GivenSlopes, Request, request_for
 from converter.scaling.scaling import averaged, first_layers, query_factors, read_scaling
 from converter.scaling.slopes import stock_slopes

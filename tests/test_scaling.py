@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.argv import argv
 from converter.errors import SourceError, UsageError
+from converter.formatting import argv
 from converter.scaling.request import RAMP, Defaults, Request, TrainLength, request_for
 from converter.scaling.scaling import UNSCALED, Scaling, read_scaling, short_names, stretched
 from converter.scaling.slopes import exponents, stock_slopes, with_exponents

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from converter.argv import argv
 from converter.cli.click_additions import (
     Command,
     argument,
@@ -39,6 +38,7 @@ from converter.cli.options import (
     trial_options,
 )
 from converter.errors import ConverterError, UsageError, option
+from converter.formatting import argv
 from converter.interrupts import Interrupted
 from converter.onnx.options import OnnxOptions
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from converter.bytesize import bytes_text
+from converter.formatting import bytes_text
 from converter.model.overrides import set_values
 from converter.rotary.settings import Change
 from converter.scaling.scaling import number_text, read_scaling

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from converter import interrupts
-from converter.bytesize import bytes_text
 from converter.errors import UsageError, option
 from converter.evaluation.evaluate import run_settings
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
@@ -31,6 +30,7 @@ from converter.evaluation.split import Split, TextSplit, rows_per_step, train_va
 from converter.evaluation.statistics import power_text
 from converter.evaluation.tasks import AnyTask, Task
 from converter.evaluation.trainable import TrainableAlibi, memory, row_losses
+from converter.formatting import bytes_text
 from converter.paths import listed
 from converter.progress import steps as step_bar
 from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Scaling

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from converter.argv import argv
 from converter.errors import UsageError, option
+from converter.formatting import argv
 from converter.model.model import Model
 from converter.model.open import SourceOptions
 from converter.model.overrides import set_values

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from converter.bytesize import bytes_text
 from converter.config import is_count
 from converter.errors import (
     MissingPackage,
@@ -34,6 +33,7 @@ from converter.errors import (
 from converter.evaluation.batches import IGNORE, Batch, next_tokens
 from converter.evaluation.evaluated_model import about, open_evaluated_model, open_language_model
 from converter.evaluation.runner import SHARE, choose, free_memory
+from converter.formatting import bytes_text
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.open import read_model

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.bytesize import bytes_text
 from converter.errors import OutputError, SourceError, ValidationError, option
 from converter.families.family import TASKS
+from converter.formatting import bytes_text
 from converter.interrupts import held
 from converter.model.alibi import AlibiModel
 from converter.onnx.card import section

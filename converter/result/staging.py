@@ -19,8 +19,8 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from converter.bytesize import bytes_text
 from converter.errors import OutputError, SourceError, option
+from converter.formatting import bytes_text
 from converter.interrupts import Interrupted, came, held
 from converter.paths import name_output, out_path
 from converter.result.manifest import MANIFEST

@@ -1,6 +1,14 @@
-"""Command lines that are printed, to be run again as they stand."""
+"""Sizes and command lines, as they are printed."""
 
 from __future__ import annotations
+
+
+def bytes_text(size: int) -> str:
+    """A number of bytes in a readable unit, e.g. ``3.4 GB``."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} B"
 
 
 def argv(command: str | None, *arguments: str, **options: object) -> list[str]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from converter.config import DTYPE, LONGEST, PROVENANCE, STEP, Dtype, Weights, is_count
-from converter.errors import SourceError, UnsupportedModel, UsageError, VerificationError, option
-from converter.families.checks import quantisation_sign
+from converter.errors import SourceError, UsageError, VerificationError, option
 from converter.formatting import argv
 from converter.model.model import Model
 from converter.model.open import read_model
@@ -23,7 +22,7 @@ from converter.result.repository import write_repository
 from converter.result.staging import check_space
 from converter.scaling.request import RECORD, SLOPES_FILE, Request, request_for
 from converter.scaling.scaling import Scaling, read_scaling
-from converter.source.checkpoint import ITEM_BYTES, Checkpoint, quantised, read_checkpoint, target_names
+from converter.source.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
 from converter.source.fetch import bytes_to_download
 from converter.source.hub import is_hub_id
 from converter.source.open import open_folder
@@ -250,13 +249,10 @@ def _check_options(
 ) -> None:
     """Raises ``UsageError`` for values that no conversion of this model takes.
 
-    Raises ``UnsupportedModel`` if only verification could show that the model is not quantised.
+    Raises ``UnsupportedModel`` if only verification could show that the model can be converted.
     """
-    if model.stale_quantisation and not verify:
-        error = quantised(quantisation_sign(model.stale_quantisation))
-        raise UnsupportedModel(
-            f"{error.message}; if a merge left that, verification shows it: leave out {option.no_verify}"
-        )
+    if not verify:
+        model.check_without_verification()
     for name, value, known in (("dtype", dtype, get_args(Dtype)), ("link", link, get_args(Link))):
         if value not in (None, *known):
             raise UsageError(f"{option[name]} {value!r} is unknown; choose one of {', '.join(known)}")

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from converter.config import Config, Geometry, Provenance, with_value
-from converter.errors import SourceError, UsageError, option
+from converter.errors import SourceError, UnsupportedModel, UsageError, option
+from converter.families.checks import quantisation_sign
 from converter.model.words import Words
 from converter.rotary.settings import Change
 from converter.scaling.request import Defaults, Request, TrainLength
 from converter.scaling.scaling import UNSCALED, Scaling
-from converter.source.checkpoint import Checkpoint, read_checkpoint
+from converter.source.checkpoint import Checkpoint, quantised, read_checkpoint
 from converter.source.sentence_transformers import INPUT_LIMITS, Nested, nested_files
 from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer, read_tokenizer
@@ -235,6 +236,14 @@ class Model(ABC):
             # What is wrong with a download is its digest.
             check_weights(self.source, weight_files(self.source))
             raise
+
+    def check_without_verification(self) -> None:
+        """Raises ``UnsupportedModel`` if only verification can show that the weights are not quantised."""
+        if self.stale_quantisation:
+            error = quantised(quantisation_sign(self.stale_quantisation))
+            raise UnsupportedModel(
+                f"{error.message}; if a merge left that, verification shows it: leave out {option.no_verify}"
+            )
 
     @property
     def elements(self) -> dict[str, int]:

@@ -102,7 +102,8 @@ class Conversion:
         """
         plan, place = self.plan, self.place
         source = plan.model.source
-        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.parent.is_dir():  # else nothing outside of it is touched
+            place.parent.mkdir(parents=True, exist_ok=True)
         plan.check_download(place)
         with stage(f"fetching {source.name}"):
             fetch(source, plan.wanted)

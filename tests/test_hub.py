@@ -329,7 +329,7 @@ def test_offline_with_half_a_cache(pristine: Pristine, hub: HubServer, command: 
     [
         ({}, ["org/other", *CONVERT[1:]], ["org/other", "Repository Not Found", "check the id", "--token"]),
         ({}, [*CONVERT, "--revision", "v9"], [ID, "revision 'v9'", "Revision Not Found", "--revision"]),
-        ({}, [*CONVERT, "--subfolder", "last"], [ID, "last/config.json", "Entry Not Found"]),
+        ({}, [*CONVERT, "--subfolder", "last"], [f"{ID}/last has no config.json, so it is not a checkpoint"]),
         ({}, [*CONVERT, "--revision", "../../main"], [ID, "'../../main'", "--revision"]),
         ({"private": True}, CONVERT, [ID, "Repository Not Found", "private", "--token"]),
         (
@@ -370,7 +370,11 @@ def rename(pattern: str, name: str) -> Callable[[Path], object]:
         (rename("*-00001-of-*", "quant_config.json"), ["quantised (it has quant_config.json)"]),
         (rename("config.json", "q4.gguf"), [f"{ID} has q4.gguf: GGUF files cannot be converted"]),
         (rename("config.json", "runs/config.json"), [f"{ID} has no config.json", "give --subfolder runs"]),
-        (rename("config.json", "x"), [f"config.json of {ID}", "Entry Not Found"]),
+        (rename("config.json", "x"), [f"{ID} has no config.json, so it is not a checkpoint"]),
+        (
+            rename("config.json", "adapter_config.json"),
+            [f"{ID} has no config.json", "merge it into its model"],
+        ),
         (rename("*.safetensors*", "x"), [ID, "no weights"]),
         (rename("model-00004-of-*", "x"), [ID, "model-00004-of-00004.safetensors", "--revision"]),
     ],
@@ -569,7 +573,11 @@ def test_a_dtype_that_the_hub_s_weights_have_is_no_conversion(
     hub.commit(ID, pristine("bloom"))
     assert command(*CONVERT, "--dtype", "fp32", "--dry-run").json["notes"] == []
     hub.after = other_json("/api/models/", {"safetensors": {"parameters": {"F16": 9}, "total": 9}})
-    refused(command(*CONVERT, "--dtype", "fp16"), work, f"the weights of {ID} are not float16, as the Hub")
+    refused(
+        command(*CONVERT, "--dtype", "fp16"),
+        work,
+        f"the Hub says that the weights of {ID} are float16, and they are not",
+    )
 
 
 @pytest.mark.version

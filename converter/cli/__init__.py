@@ -69,8 +69,8 @@ for module in (conversion, evaluation):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits; every failure is reported as one line on stderr."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    verbose = bool({"-v", "--verbose"} & set(words))
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    verbose = bool({"-v", "--verbose"} & set(argv))
     interrupts.listen()
     _open_streams()
     if not verbose:
@@ -78,14 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
         # matplotlib logs that it builds its font cache on its first run.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    if {"-q", "--quiet"} & set(words):
+    if {"-q", "--quiet"} & set(argv):
         LOG.setLevel(logging.ERROR)
     elif not sys.stderr.isatty():  # no bar is drawn there
         LOG.setLevel(logging.INFO)
         LOG.addHandler(logging.StreamHandler())
     reserve = bytearray(8 << 20)  # so that there is memory left to say that there is none
     try:
-        code = cli.main(words, prog_name="ntk-convert", standalone_mode=False)
+        code = cli.main(argv, prog_name="ntk-convert", standalone_mode=False)
         interrupts.ignore()
         sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -144,7 +144,9 @@ def evaluate(
             with token_bar(name, benchmark.tokens * len(scalings), show=progress) as bar:
                 for number, scaling in enumerate(scalings):
                     bar.rename(name if len(scalings) == 1 else titles[str(scaling)])
-                    found = benchmark.measure(evaluated, scaling, bar, stop_at_failure=number == 0)
+                    # A static scaling changes short lengths too, so a failure there may be its own.
+                    stop = number == 0 and not scaling.static
+                    found = benchmark.measure(evaluated, scaling, bar, stop_at_failure=stop)
                     if number == 0:
                         benchmark = benchmark.only(found)
                     measurements += _compared(name, str(scaling), found, baselines)

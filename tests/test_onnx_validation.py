@@ -458,7 +458,7 @@ def test_long_texts_of_a_trained_model_are_as_right_as_float32_lets_them(
         ("ort", "mpt", {"attn_config": {"clip_qkv": 1.3}, "logit_scale": 0.3}),
     ],
 )
-def test_a_bfloat16_opened_graphs_in_float32_on_the_cpu(
+def test_a_bfloat16_graph_runs_in_float32_on_the_cpu(
     repository: Make, profile: Profile, family: str, changes: dict[str, Any]
 ) -> None:
     folder = repository(family, dtype=torch.bfloat16, **changes)

@@ -69,7 +69,7 @@ def test_from_the_hub_to_the_hub(
         (None, ["--push-to-hub", "Lab/x"], ""),
         (None, ["--push-to-hub", "bob/model"], "'bob' is neither ada"),
         (None, ["--push-to-hub", SOURCE.upper()], "is what was converted"),
-        (None, ["--token", "hf_unknown_secret"], ": 401 "),
+        (None, ["--token", "hf_unknown_secret"], "401"),
         (None, ["HF_TOKEN="], "takes a token with write access"),
         (CARD, [], ""),
         (CARD, ["--private"], "exists and is public"),

@@ -106,7 +106,7 @@ def _loads(folder: Path) -> None:
         ("../space/converter", "give a Hub id"),
         ("converter", "give a Hub id"),  # a folder beside the page, whose name could be a Hub id
         ("ada/none; touch /tmp/x", "give a Hub id"),
-        ("ada/nothing", "neither a local folder nor a Hub repository"),
+        ("ada/nothing", "cannot be read from the Hub: RepositoryNotFoundError"),
         ("ada/learned", "positions"),
         ("ada/large", "this page converts up to 0.001 GB"),
     ],

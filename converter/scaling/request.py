@@ -125,28 +125,38 @@ class Request:
         if self.method is None and self.slopes is None and self.ramp is not None:
             object.__setattr__(self, "method", BY_PARTS)  # no other method has a ramp
         if self.slopes is not None:
-            self._check_alone()
-            if not self.slopes.name.isprintable():
-                raise UsageError(
-                    f"{option.slopes} {self.slopes.name!r} has characters that cannot be printed; rename the "
-                    "file"
-                )
+            self._check_slopes(self.slopes)
+        self._check_choices()
+        self._check_strength()
+        self._check_ranges()
+
+    def _check_slopes(self, slopes: GivenSlopes) -> None:
+        self._check_alone()
+        if not slopes.name.isprintable():
+            raise UsageError(
+                f"{option.slopes} {slopes.name!r} has characters that cannot be printed; rename the file"
+            )
+
+    def _check_choices(self) -> None:
         if self.method not in (None, *METHODS):
             raise UsageError(
                 f"{option.method} {self.method!r} is unknown; choose one of {', '.join(METHODS)}"
             )
         if self.dynamic is not None and self.dynamic not in BASES:
             raise UsageError(f"{option.dynamic} {self.dynamic!r} is unknown; choose length or position")
+
+    def _check_strength(self) -> None:
+        """At most one strength, for a method that takes one; a rate only for a dynamic one."""
         given = [name for name, value in self._strengths.items() if value is not None]
         if self.method == "none":
-            if given or self.rate is not None:
-                raise UsageError(
-                    f"{option.method} none cannot be combined with {given[0] if given else option.rate}; "
-                    "drop one of them"
-                )
-        elif len(given) > 1:
+            if self.rate is not None:
+                given.append(option.rate)
+            if given:
+                raise UsageError(f"{option.method} none cannot be combined with {given[0]}; drop one of them")
+            return
+        if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} cannot be combined; give one of them")
-        elif not given and not self.strength_open and self.slopes is None:
+        if not given and not self.strength_open and self.slopes is None:
             raise UsageError(
                 f"{option.method} {self.method} needs a strength: give {option.scale}, "
                 f"{option.target_length} or {option.dynamic}"
@@ -156,7 +166,6 @@ class Request:
                 f"{option.rate} needs {option.dynamic} length or {option.dynamic} position; give one of them "
                 f"or drop {option.rate}"
             )
-        self._check_ranges()
 
     def _check_ranges(self) -> None:
         for name, key in (

@@ -5,6 +5,7 @@
 configuration_ntk_falcon.py, ntk_config.py  the keys of config.json
 modeling_ntk_falcon.py                      this file: what is the family's own
 ntk_alibi.py                                the formula: slopes, and how they are scaled
+ntk_concave.py                              another formula: near keys as trained, far ones closer
 ntk_decoder.py, ntk_heads.py                the forward pass, and the heads on top of it
 ntk_plan.py, ntk_attention.py               positions and masks of a pass, and attention with them
 ntk_modes.py, ntk_cache.py                  what plain generation does not need, and a faster cache
@@ -20,7 +21,8 @@ from .configuration_ntk_falcon import NtkFalconConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
-from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
+from .ntk_concave import CURVE_CHANNELS  # noqa: F401 -- transformers 4.57 copies only what this file imports
+from .ntk_config import NtkConfig  # noqa: F401 -- see above
 from .ntk_decoder import AlibiDecoder, CausalLMHead, DecoderSupport, LastTokenHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_modes import PACKED  # noqa: F401 -- see above

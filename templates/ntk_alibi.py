@@ -40,7 +40,10 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 OWN_KEYS = {
     "fitted": {"exponents", "temperatures"},
     "by-parts": {"ramp"},
+    "concave": {"power"},
 }
+# The powers of a concave penalty; see ntk_concave.py.
+POWERS = (8, 16)
 # The score of a padded key is the product of these two, below the score of any real key. float16 can
 # hold both factors for every softmax scale down to 1 / 256.
 PADDED_QUERY, PADDED_KEY = 128.0, -256.0
@@ -106,7 +109,8 @@ class Alibi:
         scaling: None (no scaling); ``{"type", "factor"}`` (static); or ``{"type", "train_seq_len"}``
             with optional ``"dynamic"`` ("length", the default, or "position") and ``"rate"`` (1.0). The type
             by-parts, and no other, has a ``"ramp"``; the type fitted, and no other, has ``"exponents"``,
-            and may have ``"temperatures"`` in as many rows.
+            and may have ``"temperatures"`` in as many rows. The type concave has ``"train_seq_len"``,
+            ``"dynamic"``: "position", and a ``"power"``.
         layers: the number of layers, which fitted exponents may tell apart.
 
     Raises:
@@ -120,10 +124,15 @@ class Alibi:
         # Like the slopes, those of a static scaling are the scaled ones, a ** u.
         self.temperatures: list[list[float]] | None = None
         self.dynamic: str | None = None
+        # Of a concave penalty, which is not a scaled slope; its channels are in ntk_concave.py.
+        self.power: int | None = None
         self._tensors: dict[torch.device, torch.Tensor] = {}
         if scaling is not None:
             try:
-                self._read(slopes, scaling, layers)
+                if scaling.get("type") == "concave":
+                    self._read_concave(scaling)
+                else:
+                    self._read(slopes, scaling, layers)
             except (AttributeError, KeyError, TypeError) as error:  # something else stands for a number
                 raise ValueError(f"alibi_scaling: cannot honour {scaling}") from error
 
@@ -153,6 +162,14 @@ class Alibi:
         self.slopes = [[m * factor**-t for m, t in zip(slopes, row, strict=True)] for row in self.exponents]
         if static and self.temperatures is not None:
             self.temperatures = [[factor**u for u in row] for row in self.temperatures]
+
+    def _read_concave(self, scaling: Mapping[str, Any]) -> None:
+        """The same for a concave penalty."""
+        length, power = scaling["train_seq_len"], scaling["power"]
+        sound = set(scaling) == {"type", "train_seq_len", "dynamic", "power"}
+        if not (sound and scaling["dynamic"] == "position" and 0 < length < math.inf and power in POWERS):
+            raise ValueError(f"alibi_scaling: cannot honour {dict(scaling)}")
+        self.dynamic, self.train_length, self.power = "position", float(length), int(power)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy, or a pickle that is loaded on another device, starts without tensors.
@@ -195,7 +212,12 @@ class Alibi:
         Returns:
             float32 [rows, 1, H, 1] (static), [rows, B or 1, H, 1 or T] (length) or [rows, B or 1, H, T]
             (position).
+
+        Raises:
+            ValueError: the scaling is concave, so its penalty has no slope.
         """
+        if self.power is not None:
+            raise ValueError("alibi_scaling: the type concave works in decoders only")
         slopes, power = (self.on(positions.device) if values is None else values)[:2]
         return slopes if self.dynamic is None else slopes * self.factors(positions, lengths) ** -power
 
@@ -266,5 +288,6 @@ def sdpa_kernels(query: torch.Tensor) -> Any:
 
 
 def fold(states: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
-    """Appends channels [B or 1, heads or 1, T or 1, CHANNELS] to states [B, heads, T, D]."""
-    return torch.cat([states, channels.to(states.dtype).expand(*states.shape[:-1], CHANNELS)], dim=-1)
+    """Appends channels [B or 1, heads or 1, T or 1, C] to states [B, heads, T, D]."""
+    channels = channels.to(states.dtype).expand(*states.shape[:-1], channels.shape[-1])
+    return torch.cat([states, channels], dim=-1)

@@ -3,10 +3,11 @@
 """Causal attention with ALiBi, through transformers' interface for attention functions.
 
 Queries and keys are folded (see ntk_alibi.py), keys before they enter the cache. What is left is plain
-causal attention with heads that are 8 channels larger, so every attention function computes it, without a
+causal attention with heads that are a few channels larger, so every attention function computes it, without a
 padding mask, since a channel marks padded keys.
 
-Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
+Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size,
+C folded channels.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .ntk_alibi import CHANNELS, fold, sdpa_kernels
+from .ntk_alibi import fold, sdpa_kernels
 from .ntk_cache import TAKES_SLOTS, UPDATES_PAGED
 from .ntk_modes import FUNCTIONS
 from .ntk_plan import AttentionPlan
@@ -62,7 +63,7 @@ class AlibiAttention(nn.Module):
             query: [B, H, Q, D].
             key, value: [B, H or fewer (grouped), Q, D], of the new tokens.
             plan: from ``plan_attention``.
-            past_key_values: cache to update and read, or None. It holds heads of size D + CHANNELS.
+            past_key_values: cache to update and read, or None. It holds heads of size D + C.
 
         Returns:
             The heads' outputs [B, Q, H * D], and what else the attention function returns: the eager one
@@ -81,7 +82,7 @@ class AlibiAttention(nn.Module):
             query = (query * factors[..., None]).to(query.dtype)  # rounded once
         if not plan.fold_cached:
             # Attention functions want one head size for all three, so the value is padded too.
-            key, value = fold(key, plan.key_channels), F.pad(value, (0, CHANNELS))
+            key, value = fold(key, plan.key_channels), F.pad(value, (0, plan.key_channels.shape[-1]))
         if past_key_values is not None:
             places = {"cache_kwargs": {"cache_position": plan.slots}} if TAKES_SLOTS else {}
             key, value = past_key_values.update(key, value, self.layer_idx, **places)
@@ -90,7 +91,11 @@ class AlibiAttention(nn.Module):
         if UPDATES_PAGED and (paged := keywords.pop("cache", None)) is not None:
             key, value = paged.update(key, value, self.layer_idx, keywords)  # changes the keywords too
         if plan.fold_cached:
-            key, value = fold(key, plan.key_channels), F.pad(value, (0, CHANNELS))
+            key, value = fold(key, plan.key_channels), F.pad(value, (0, plan.key_channels.shape[-1]))
+
+        query = fold(query, channels)
+        if key.shape[-1] > query.shape[-1]:  # those that are zero in all queries are not read
+            key, value = key[..., : query.shape[-1]], value[..., : query.shape[-1]]
 
         groups = query.shape[1] // key.shape[1]
         # On the CPU, the kernel for shared heads sums a group's gradients in half precision.
@@ -103,7 +108,7 @@ class AlibiAttention(nn.Module):
         with sdpa_kernels(query):
             output, weights = (eager_attention if name == "eager" else FUNCTIONS[name])(
                 self,
-                fold(query, channels),
+                query,
                 key,
                 value,
                 plan.mask,
@@ -129,12 +134,12 @@ def eager_attention(
     Scores are summed in float32, as in fused kernels: half precision cannot hold slope * position.
 
     Args:
-        query: [B, H, Q, D + CHANNELS].
-        key, value: [B, H or fewer (grouped), K, D + CHANNELS].
+        query: [B, H, Q, D + C].
+        key, value: [B, H or fewer (grouped), K, D + C].
         attention_mask: [B or 1, 1, Q, K], True where a query sees a key, or float, to add to the scores.
 
     Returns:
-        Outputs [B, Q, H, D + CHANNELS] and weights [B, H, Q, K].
+        Outputs [B, Q, H, D + C] and weights [B, H, Q, K].
     """
     groups = module.num_key_value_groups
     key, value = (

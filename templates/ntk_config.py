@@ -47,8 +47,14 @@ class NtkDecoderConfig(NtkConfig):
 
     @property
     def head_dim(self) -> int:
-        """The size of a head in the cache: folded keys have 8 channels more."""
-        return self.hidden_size // self.num_attention_heads + 8
+        """The size of a head in the cache: folded keys have more channels."""
+        return self.hidden_size // self.num_attention_heads + self.folded_channels
+
+    @property
+    def folded_channels(self) -> int:
+        """8 for a slope (see ntk_alibi.py), and 8 more for the curve of a concave penalty (ntk_concave.py)."""
+        is_concave = self.alibi_scaling is not None and self.alibi_scaling.get("type") == "concave"
+        return 16 if is_concave else 8
 
     @property
     def score_scale(self) -> float:

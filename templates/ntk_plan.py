@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 
-from .ntk_alibi import Alibi, key_channels, query_channels
+from .ntk_alibi import CHANNELS, Alibi, key_channels, query_channels
 from .ntk_cache import CacheState, cache_state
+from .ntk_concave import check_concave, concave_key_channels, concave_query_channels
 from .ntk_modes import Positions, check_paged, given_positions, packed_keywords, stated
 
 
@@ -29,11 +30,11 @@ class AttentionPlan(NamedTuple):
     keywords: Mapping[str, Any]
     """Other arguments of the attention function."""
     query_channels: tuple[torch.Tensor, ...]
-    """The slopes, to append to queries: [B or 1, H, 1 or Q, CHANNELS], one for all layers or one each."""
+    """The slopes, to append to queries: [B or 1, H, 1 or Q, C], one for all layers or one each."""
     query_factors: tuple[torch.Tensor, ...] | None
     """What to multiply queries by, float32 [B or 1, H, 1 or Q], as many; None without temperatures."""
     key_channels: torch.Tensor
-    """[B or 1, 1, Q or K, CHANNELS]: the positions, to append to the new keys, or all if ``fold_cached``."""
+    """[B or 1, 1, Q or K, C or more]: the positions, to append to the new keys, or all if ``fold_cached``."""
     fold_cached: bool
     """Whether keys are folded after they leave the cache, because it would round the channels."""
     slots: torch.Tensor
@@ -89,21 +90,55 @@ def plan_attention(
         keywords = packed_keywords(keywords, position_ids, positions, hidden_states.shape[:2])
         mask = causal_mask(name, hidden_states, positions, cache)
 
-    slopes = alibi.at(positions.queries, positions.lengths)
+    if alibi.power is None:
+        of_queries = query_channels(alibi.at(positions.queries, positions.lengths), scaling)
+        of_keys = key_channels(positions.keys, positions.real)
+    else:
+        of_queries, of_keys = concave_channels(alibi, positions, scaling, hidden_states, cache, keywords)
     factors = alibi.query_factors(positions.queries, positions.lengths)
     return AttentionPlan(
         implementation=name,
         mask=mask,
         keywords=keywords,
-        query_channels=query_channels(slopes, scaling).to(hidden_states.dtype).unbind(),
+        query_channels=of_queries.to(hidden_states.dtype).unbind(),
         query_factors=None if factors is None else factors.unbind(),
-        key_channels=key_channels(positions.keys, positions.real).to(hidden_states.dtype),
+        key_channels=of_keys.to(hidden_states.dtype),
         fold_cached=cache.quantised,
         slots=cache.slots,
         key_length=cache.keys,
         packed=positions.starts is not None and not torch.compiler.is_compiling(),
         processes=processes,
     )
+
+
+def concave_channels(
+    alibi: Alibi,
+    positions: Positions,
+    scaling: float,
+    hidden_states: torch.Tensor,
+    cache: CacheState,
+    keywords: Mapping[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The channels of queries and keys for a concave penalty; see ntk_concave.py.
+
+    Raises:
+        ValueError: attention's dtype cannot hold the penalty for so many keys.
+    """
+    dtype, device = hidden_states.dtype, hidden_states.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    is_paged = keywords.get("cache") is not None
+    longest = keywords.get("max_length_k", cache.keys) if is_paged else cache.keys
+    keys = max(longest.values()) if isinstance(longest, dict) else longest
+    check_concave(alibi, keys, scaling, dtype)
+    of_queries = concave_query_channels(alibi, positions.queries, scaling, dtype)
+    of_keys = concave_key_channels(alibi, positions.keys, positions.real, dtype)
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if keys <= alibi.train_length and not (traced or is_paged):
+        # The curve is zero, so attention skips its channels, in the keys too. With heads of the same size,
+        # kernels give the same bits as without a scaling.
+        of_queries = of_queries[..., :CHANNELS]
+    return of_queries, of_keys
 
 
 def real_tokens(attention_mask: torch.Tensor, cache: CacheState) -> torch.Tensor:

@@ -157,6 +157,7 @@ class EvaluatedModel:
             model = self._loaded[1] if self._loaded else self._load_patched(self.patched)
             alibi = model.base_model.alibi
             layers = self.model.geometry.num_layers
+            model.config.alibi_scaling = scaling.to_json()  # from which caches know the size of heads
             model.base_model.alibi = type(alibi)(self.stock, scaling.to_json(), layers)
         else:
             self._loaded = None  # freed before the next one is loaded

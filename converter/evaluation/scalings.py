@@ -13,7 +13,7 @@ from converter.model.model import Model
 from converter.model.open import SourceOptions
 from converter.model.overrides import set_values
 from converter.scaling.request import BY_PARTS, NTK, Parts, Request, request_for
-from converter.scaling.scaling import UNSCALED, Basis, Method, Scaling
+from converter.scaling.scaling import CONCAVE, UNSCALED, Basis, Method, Scaling
 
 RATES = (1.0, 2.0)
 """Rates of the dynamic scalings that ``tune`` tries."""
@@ -27,12 +27,12 @@ def grid(
     train_length: int | None = None,
     ramps: Sequence[Parts] = (),
 ) -> list[Request]:
-    """Every method with every scale, and with every dynamic form and rate; ``none`` comes first, and once.
+    """Every method with every scale, and with every dynamic form and rate.
 
-    Without ``rates`` the dynamic forms have rate 1, and without ``ramps`` by-parts has the model's own ramp.
+    ``none`` comes first, and once; ``concave`` has one form, and comes last. Without ``rates`` the dynamic forms have rate 1, and without ``ramps`` by-parts has the model's own ramp.
     Raises ``UsageError`` for a method without a strength, or a strength without a method.
     """
-    scaling_methods = [method for method in dict.fromkeys(methods) if method != "none"]
+    scaling_methods = [method for method in dict.fromkeys(methods) if method not in ("none", CONCAVE)]
     _check_grid(scaling_methods, scales, dynamic, rates, ramps)
     found: list[Request] = []
     if "none" in methods:
@@ -49,6 +49,8 @@ def grid(
                     found.append(
                         Request(method, dynamic=basis, rate=rate, ramp=ramp, train_length=train_length)
                     )
+    if CONCAVE in methods:
+        found.append(Request(CONCAVE, train_length=train_length))
     return found
 
 

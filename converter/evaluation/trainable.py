@@ -18,13 +18,11 @@ import torch
 import torch.nn.functional as F
 
 from converter.evaluation.batches import IGNORE, Batch
-from converter.scaling.scaling import EXPONENTS, TEMPERATURES, Scaling
+from converter.scaling.scaling import EXPONENTS, FOLDED_CHANNELS, TEMPERATURES, Scaling
 from converter.scaling.slopes import Slopes
 
 LOGITS_AT_ONCE = 1 << 25
 """Most elements of logits in memory at a time: 128 MiB in float32, and as much again for their gradients."""
-CHANNELS = 8
-"""Channels that attention appends to each head."""
 DIGITS = 4
 """Decimals of a fitted number; a slope then changes by less than 0.1 % of itself."""
 
@@ -40,6 +38,8 @@ class TrainableAlibi:
     ) -> None:
         self.form = form
         self.dynamic = form.dynamic or None
+        self.power = None
+        """As of the template's ``Alibi``: what is fitted is no concave penalty."""
         options: dict[str, Any] = {"dtype": dtype, "device": device, "requires_grad": True}
         self.exponents = torch.tensor(form.exponents, **options)
         """[1 or layers, heads]."""
@@ -143,7 +143,7 @@ def memory(model: Any, rows: int, length: int) -> int:
     config, tokens, item = model.config, rows * length, model.dtype.itemsize
     inputs = (len(_layers(model)) + 2) * tokens * config.hidden_size * item
     # What one layer computes again, with gradients: about 56 vectors of its heads for each token.
-    heads = config.num_attention_heads * (config.hidden_size // config.num_attention_heads + CHANNELS)
+    heads = config.num_attention_heads * (config.hidden_size // config.num_attention_heads + FOLDED_CHANNELS)
     layer = 56 * tokens * heads * item
     logits = 16 * min(LOGITS_AT_ONCE, tokens * config.vocab_size)
     needed: int = inputs + max(layer, logits)

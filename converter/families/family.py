@@ -201,7 +201,7 @@ class Family:
     def templates(self) -> tuple[str, ...]:
         """The files that are copied into a converted repository."""
         parts = {
-            "decoder": ("ntk_attention.py", "ntk_plan.py", "ntk_modes.py", "ntk_cache.py"),
+            "decoder": ("ntk_attention.py", "ntk_plan.py", "ntk_concave.py", "ntk_modes.py", "ntk_cache.py"),
             "encoder": ("ntk_encoder_heads.py", "ntk_symmetric.py", "ntk_tiles.py"),
         }
         return (

@@ -19,7 +19,7 @@ from converter.families.family import UNREAD
 from converter.model.model import Model
 from converter.model.words import Words, alibi_words
 from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength
-from converter.scaling.scaling import DYNAMIC_REACH, Scaling, rows, stretched
+from converter.scaling.scaling import CONCAVE, DYNAMIC_REACH, Scaling, rows, stretched
 from converter.scaling.slopes import NATS, SEEN, Slopes, longest_row, span_of
 from converter.source.checkpoint import Checkpoint
 from converter.source.sentence_transformers import INPUT_LIMITS, stated_limit
@@ -140,6 +140,13 @@ class AlibiModel(Model):
     def check_scaling(self, scaling: Scaling) -> None:
         if (problem := self._misfit(scaling)) is not None:
             raise UsageError(f"the slopes are not this model's: they have {problem}")
+        if scaling.method == CONCAVE:
+            if not self.decoder:
+                raise UsageError(
+                    f"{option.method} {CONCAVE} is for decoders: an encoder's keys lie on both sides of a query, "
+                    f"where fused attention cannot compute it; leave out {option.method}"
+                )
+            return
         self._check_strength(scaling)
         if scaling.ramp is None:
             return

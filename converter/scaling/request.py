@@ -11,8 +11,10 @@ from converter.config import LONGEST, is_number
 from converter.errors import UsageError, option
 from converter.scaling.scaling import (
     BASES,
+    CONCAVE,
     LIMITS,
     METHODS,
+    POWER,
     UNSCALED,
     Basis,
     Method,
@@ -87,7 +89,7 @@ class ScalingOptions(TypedDict, total=False):
     target_length: int | None
     """Length to reach in tokens; a = target_length / trained length."""
     method: Method | None
-    """``ntk``; ``by-parts``; ``linear``; ``ntk-published``, the formula of the original code; or ``none``,
+    """``ntk``; ``by-parts``; ``concave``; ``linear``; ``ntk-published``, the formula of the original code; or ``none``,
     the unscaled model with the new attention code. By default ``ntk``, but ``by-parts`` for a dynamic scaling
     of a decoder."""
     dynamic: Basis | None
@@ -148,6 +150,9 @@ class Request:
     def _check_strength(self) -> None:
         """At most one strength, for a method that takes one; a rate only for a dynamic one."""
         given = [name for name, value in self._strengths.items() if value is not None]
+        if self.method == CONCAVE:
+            self._check_concave(given)
+            return
         if self.method == "none":
             if self.rate is not None:
                 given.append(option.rate)
@@ -165,6 +170,17 @@ class Request:
             raise UsageError(
                 f"{option.rate} needs {option.dynamic} length or {option.dynamic} position; give one of them "
                 f"or drop {option.rate}"
+            )
+
+    def _check_concave(self, given: Sequence[str]) -> None:
+        if self.rate is not None:
+            given = [*given, option.rate]
+        if self.dynamic == "position":
+            given = [name for name in given if name != option.dynamic]
+        if given:
+            raise UsageError(
+                f"{option.method} {CONCAVE} cannot be combined with {given[0]}: how far it compresses follows "
+                f"from each query's position and the trained length; drop {given[0]}"
             )
 
     def _check_ranges(self) -> None:
@@ -216,7 +232,9 @@ class Request:
     def strength_open(self) -> bool:
         """Whether the user left the strength to this tool, which then scales dynamically; see ``resolve``."""
         strengths = (self.slopes, *self._strengths.values())
-        return self.method in (None, NTK, BY_PARTS) and not any(value is not None for value in strengths)
+        return self.method in (None, NTK, BY_PARTS, CONCAVE) and not any(
+            value is not None for value in strengths
+        )
 
     @property
     def asked(self) -> bool:
@@ -255,6 +273,9 @@ class Request:
         if self.method == "none":
             return UNSCALED
         method = self.method or (NTK if self._static else defaults.method)
+        if method == CONCAVE:
+            length = self._needed(trained, name, f"{option.method} {CONCAVE}")
+            return Scaling(CONCAVE, dynamic="position", train_length=length, power=POWER)
         ramp = None
         if method == BY_PARTS:
             what = self._what if self.method is None else f"{option.method} {method}"
@@ -315,6 +336,8 @@ def request_for(scaling: Scaling, trained: int | None, *, told: bool = True) -> 
         return Request("none", train_length=length)
     if scaling.exponents is not None:
         return Request(train_length=length, slopes=GivenSlopes(SLOPES_FILE, scaling))
+    if scaling.method == CONCAVE:
+        return Request(CONCAVE, train_length=length)
     ramp = None
     if scaling.ramp is not None and trained is not None:
         ramp = (scaling.ramp[0] / trained, scaling.ramp[1] / trained)

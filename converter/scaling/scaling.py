@@ -10,16 +10,24 @@ from typing import Any, Literal, get_args
 
 from converter.config import LONGEST, is_count, is_number
 from converter.errors import SourceError
+from converter.scaling.penalty import Penalty, concave, lines
 from converter.scaling.slopes import Exponents, Ramp, Slopes, exponents, with_exponents
 
-Method = Literal["ntk", "by-parts", "linear", "ntk-published", "none", "fitted"]
+Method = Literal["ntk", "by-parts", "concave", "linear", "ntk-published", "none", "fitted"]
+CONCAVE: Method = "concave"
+"""The method that scales no slope: its formula is in ``penalty.concave``."""
 FITTED: Method = "fitted"
 """The method without a formula: its exponents are in the scaling itself."""
 Basis = Literal["length", "position"]
 """What a dynamic factor grows with: the number of tokens in the sequence, or the position of each query."""
 
 METHODS: tuple[Method, ...] = tuple(method for method in get_args(Method) if method != FITTED)
-"""The formula of each is in ``slopes.exponents``, and once more in ``templates/ntk_alibi.py``."""
+"""The formula of each but ``concave`` is in ``slopes.exponents``, and once more in
+``templates/ntk_alibi.py``."""
+POWER = 8
+"""Of a concave penalty, if none is given (examples/evidence/README.md)."""
+POWERS = (8, 16)
+"""Those that a concave penalty can have."""
 BASES: tuple[Basis, ...] = get_args(Basis)
 EXPONENTS = (-1.0, 4.0)
 """The least and the largest exponent of a fitted scaling; below 0, a head gets steeper."""
@@ -27,6 +35,12 @@ TEMPERATURES = (-1.0, 1.0)
 """The least and the largest temperature; below 0, a head looks less closely at the content of the keys."""
 LARGEST_FACTOR, LARGEST_RATE = 65536.0, 16.0
 """Of a fitted scaling. With ``EXPONENTS``, they keep all slopes within float32."""
+
+
+FOLDED_CHANNELS = 8
+"""Channels that a converted decoder appends to each head for slopes; see ``templates/ntk_alibi.py``."""
+CONCAVE_CHANNELS = 16
+"""The same for a concave penalty; see ``templates/ntk_concave.py``."""
 
 
 def number_text(value: float) -> str:
@@ -57,6 +71,8 @@ class Scaling:
     """Of ``fitted``; None for other methods."""
     temperatures: Exponents | None = None
     """Of ``fitted``, in as many rows as the exponents; None if it has none."""
+    power: int | None = None
+    """Of ``concave``; None for other methods."""
     dynamic: Basis | None = None
     """What the factor of a dynamic scaling grows with; None for other scalings."""
     rate: float = 1.0
@@ -78,16 +94,39 @@ class Scaling:
         """The scale factor a for a sequence of ``tokens`` tokens, or a query at position ``tokens - 1``."""
         return max(1.0, self.rate * tokens / self.train_length) if self.dynamic else self.factor
 
+    @property
+    def folded_channels(self) -> int:
+        """The channels that a converted decoder appends to each head."""
+        return FOLDED_CHANNELS if self.power is None else CONCAVE_CHANNELS
+
+    @property
+    def reach(self) -> float:
+        """The multiple of the trained length that is given where a program needs a longest length.
+
+        A dynamic scaling has none; a concave penalty stops growing with the distance there.
+        """
+        if self.power is not None:
+            return float(self.power)
+        return float(DYNAMIC_REACH) if self.dynamic else self.factor
+
     def slopes(self, stock: Slopes, tokens: int = 0, layer: int = 0) -> Slopes:
-        """The slopes of a layer for a sequence of ``tokens`` tokens."""
+        """The slopes of a layer for a sequence of ``tokens`` tokens; ``ValueError`` for a concave penalty."""
         return with_exponents(stock, exponents_of(self, stock, layer), self.factor_at(tokens))
+
+    def penalties(self, stock: Slopes, tokens: int = 0, layer: int = 0) -> tuple[Penalty, ...]:
+        """What each head of a layer takes from the score of a key, for a sequence of ``tokens`` tokens."""
+        if self.power is not None:
+            return concave(stock, tokens, self.train_length, self.power)
+        return lines(self.slopes(stock, tokens, layer))
 
     def to_json(self) -> dict[str, Any] | None:
         """The value of ``alibi_scaling``, in the convention of BTLM and JAIS, extended; None if unscaled."""
         if not self.scaled:
             return None
         found: dict[str, Any] = {"type": self.method}
-        if self.dynamic:
+        if self.power is not None:
+            found |= {"train_seq_len": self.train_length, "dynamic": self.dynamic, "power": self.power}
+        elif self.dynamic:
             found |= {"train_seq_len": self.train_length, "dynamic": self.dynamic, "rate": self.rate}
         else:
             found["factor"] = self.factor
@@ -100,7 +139,9 @@ class Scaling:
 
     def __str__(self) -> str:
         parts: list[str] = [self.method]
-        if self.dynamic:
+        if self.power is not None:
+            parts += [f"{self.dynamic}-dynamic", f"power {self.power} from {self.train_length} tokens"]
+        elif self.dynamic:
             rate = f"rate {number_text(self.rate)} from {self.train_length} tokens"
             parts += [f"{self.dynamic}-dynamic", rate]
         elif self.scaled:
@@ -118,8 +159,7 @@ class Scaling:
 
 UNSCALED = Scaling()
 DYNAMIC_REACH = 8
-"""A dynamic scaling has no longest length; this multiple of the trained length is given where a program needs
-one."""
+"""The ``reach`` of a dynamic scaling."""
 LONGEST_SHOWN = 200
 """Characters of a value in a message."""
 
@@ -217,11 +257,13 @@ LIMITS: Mapping[str, tuple[Callable[[object], bool], str]] = {
         lambda value: is_number(value) and 0 < value <= LONGEST,
         f"a number above 0, at most {LONGEST}, and usually 1 to 2",
     ),
+    "power": (lambda value: is_number(value) and value in POWERS, " or ".join(map(str, POWERS))),
 }
 """Key of ``alibi_scaling`` -> whether a value can be one, and what is expected."""
 METHOD_KEYS: Mapping[Method, tuple[str, ...]] = {
     "by-parts": ("ramp",),
     FITTED: ("exponents", "temperatures"),
+    CONCAVE: ("power",),
 }
 """Method -> the keys of ``alibi_scaling`` that it has and others do not."""
 MAY_BE_NULL = ("factor", "train_seq_len", "ramp")
@@ -243,6 +285,8 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
     if method == "none" or method not in (*METHODS, FITTED):
         raise _no_scaling(value, where)
     given = {key: each for key, each in value.items() if each is not None or key not in MAY_BE_NULL}
+    if method == CONCAVE:
+        return _read_concave(given, where)
 
     static = "factor" in given
     if static == ("train_seq_len" in given):
@@ -273,6 +317,19 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
         _check_fitted_strength(scaling, where)
         return replace(scaling, exponents=exponents, temperatures=temperatures)
     return scaling
+
+
+def _read_concave(given: Mapping[Any, Any], where: str) -> Scaling:
+    _check_keys(given, {"type", "train_seq_len", "dynamic", *METHOD_KEYS[CONCAVE]}, where)
+    for key in ("train_seq_len", "dynamic", "power"):
+        fits, expected = LIMITS[key]
+        if not fits(given.get(key)):
+            raise SourceError(f"{where} has {key} {given.get(key)!r:.{LONGEST_SHOWN}}, expected {expected}")
+    if given["dynamic"] != "position":
+        raise SourceError(f"{where} has dynamic {given['dynamic']}; a concave penalty is by position only")
+    return Scaling(
+        CONCAVE, dynamic="position", train_length=given["train_seq_len"], power=int(given["power"])
+    )
 
 
 def _no_scaling(value: object, where: str) -> SourceError:

@@ -94,6 +94,8 @@ class Model:
     seed: int
     bias_max: int | None = None
     """``alibi_bias_max`` of an MPT; None for a BLOOM."""
+    falcon: bool = False
+    """Whether it is a Falcon, whose bias is divided by sqrt(head size)."""
 
     @property
     def kind(self) -> str:
@@ -107,6 +109,8 @@ class Model:
 
     @property
     def _bias(self) -> str:
+        if self.falcon:
+            return "-falcon"
         return "" if self.bias_max is None else f"-max-{self.bias_max}"
 
     @property

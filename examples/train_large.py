@@ -139,13 +139,13 @@ def prepare(out: Path) -> tuple[dict[str, Ids], dict[str, Any]]:
     return text, about
 
 
-def config() -> dict[str, Any]:
+def config(layers: int = LAYERS, width: int = WIDTH) -> dict[str, Any]:
     """The config.json; special tokens have the ids of `lines_task`."""
     return {
         **mpt_config("lines", HEADS, BIAS_MAX),
-        "d_model": WIDTH,
+        "d_model": width,
         "max_seq_len": TRAINED_LENGTH,
-        "n_layers": LAYERS,
+        "n_layers": layers,
         "no_bias": True,
         "norm_type": "low_precision_layernorm",
         "vocab_size": PIECES,
@@ -153,16 +153,18 @@ def config() -> dict[str, Any]:
 
 
 @contextmanager
-def network(scaling: Scaling = UNSCALED, attention: str = "sdpa") -> Iterator[Any]:
-    """The model with fresh weights, in the code of converted models.
+def network(
+    scaling: Scaling = UNSCALED, attention: str = "sdpa", settings: Mapping[str, Any] | None = None
+) -> Iterator[Any]:
+    """The model with fresh weights, in the code of converted models; by default that of ``config()``.
 
     It trains in half the time of transformers' `MptForCausalLM`, which also ignores `alibi_bias_max`.
     """
     with templates() as load:
-        settings = load("configuration_ntk_mpt").NtkMptConfig(
-            **config(), alibi_scaling=scaling.to_json(), attn_implementation=attention
+        described = load("configuration_ntk_mpt").NtkMptConfig(
+            **(settings or config()), alibi_scaling=scaling.to_json(), attn_implementation=attention
         )
-        model = load("modeling_ntk_mpt").NtkMptForCausalLM(settings)
+        model = load("modeling_ntk_mpt").NtkMptForCausalLM(described)
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
@@ -233,12 +235,17 @@ def build_optimizers(model: Any) -> list[torch.optim.Optimizer]:
     ]
 
 
-def update(model: Any, optimizers: list[torch.optim.Optimizer], batch: Batch) -> tuple[float, float]:
-    """One step; returns the share of right answers, and the loss of text in nats (NaN without text)."""
+def update(
+    model: Any, optimizers: list[torch.optim.Optimizer], batch: Batch, *, half: bool = True
+) -> tuple[float, float]:
+    """One step; returns the share of right answers, and the loss of text in nats (NaN without text).
+
+    With ``half``, matrices are multiplied in bfloat16.
+    """
     ids, targets, is_answer = map(torch.from_numpy, batch)
     asked = targets != IGNORE
     wanted, of_answers = targets[asked], is_answer[asked]
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
         hidden = model.transformer(ids, use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[asked]).float()
     losses = F.cross_entropy(logits, wanted, reduction="none")
@@ -248,15 +255,15 @@ def update(model: Any, optimizers: list[torch.optim.Optimizer], batch: Batch) ->
     model.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), training.CLIP_NORM)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
         for optimizer in optimizers:
             optimizer.step()
     right = (logits.argmax(-1) == wanted)[of_answers].float().mean()
     return right.item(), text_loss.item()
 
 
-def train(model: Any, text: Mapping[str, Ids], minutes: float) -> dict[str, Any]:
-    """Trains for so many minutes; returns how far it came."""
+def train(model: Any, text: Mapping[str, Ids], minutes: float, *, half: bool = True) -> dict[str, Any]:
+    """Trains for so many minutes; returns how far it came. For ``half``, see ``update``."""
     rng = np.random.default_rng(0)
     optimizers = build_optimizers(model)
     steps = tokens = stage = 0
@@ -269,7 +276,7 @@ def train(model: Any, text: Mapping[str, Ids], minutes: float) -> dict[str, Any]
             records = SHORT_STAGES[stage]
             rows = round(SHORT_TOKENS_PER_STEP / (lines_task.TOKENS_PER_LINE * records))
         batch = lookups(rng, rows, records) if short else text_batch(rng, text)
-        right, new_loss = update(model, optimizers, batch)
+        right, new_loss = update(model, optimizers, batch, half=half)
         steps, tokens = steps + 1, tokens + batch[0].size
         accuracy = 0.95 * accuracy + 0.05 * right
         text_loss = new_loss if math.isnan(text_loss) else 0.98 * text_loss + 0.02 * new_loss
@@ -278,17 +285,23 @@ def train(model: Any, text: Mapping[str, Ids], minutes: float) -> dict[str, Any]
         seconds += time.monotonic() - started
         if steps % 20 == 0:
             print(f"{seconds:.0f} s, {steps=}, {stage=}, {accuracy=:.2f}, {text_loss=:.3f}", flush=True)
-    done = {"steps": steps, "tokens": tokens, "seconds": seconds, "minutes": minutes}
+    done = {"steps": steps, "tokens": tokens, "seconds": seconds, "minutes": minutes, "half": half}
     return {**done, "stage": stage, "accuracy": accuracy, "text_loss": text_loss}
 
 
-def save(model: Any, out: Path, tokenizer: Tokenizer, record: dict[str, Any]) -> None:
-    """Writes the checkpoint's files."""
+def save(
+    model: Any,
+    out: Path,
+    tokenizer: Tokenizer,
+    record: dict[str, Any],
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the checkpoint's files; ``settings`` as of ``network``."""
     training.write(
         out,
         model.state_dict(),
         tokenizer,
-        config=config(),
+        config=settings or config(),
         tokenizer_config=TOKENIZER_CONFIG,
         training=record,
     )
@@ -298,6 +311,11 @@ def main() -> None:
     """Read the command line, train, save."""
     parser = argparse.ArgumentParser(description="Train the larger checkpoint.")
     parser.add_argument("--minutes", type=float, default=75.0, help="time of the training [%(default)s]")
+    parser.add_argument(
+        "--float32", action="store_true", help="for processors without instructions for bfloat16"
+    )
+    parser.add_argument("--layers", type=int, default=LAYERS, help="[%(default)s]")
+    parser.add_argument("--width", type=int, default=WIDTH, help="hidden size [%(default)s]")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -305,10 +323,11 @@ def main() -> None:
     torch.set_flush_denormal(True)
     torch.manual_seed(0)
     text, about = prepare(arguments.out)
-    with network() as model:
+    settings = config(arguments.layers, arguments.width)
+    with network(settings=settings) as model:
         tokenizer = Tokenizer.from_file(str(arguments.out / "tokenizer.json"))
-        record = {**train(model.train(), text, arguments.minutes), **about}
-        save(model, arguments.out, tokenizer, record)
+        done = train(model.train(), text, arguments.minutes, half=not arguments.float32)
+        save(model, arguments.out, tokenizer, {**done, **about}, settings)
     print(arguments.out)
 
 

@@ -43,6 +43,7 @@ def train(model: Model, models: Path, script: str = "train.py") -> Path:
     command = [sys.executable, str(EXAMPLES / script), "--task", model.task, "--heads", str(model.heads)]
     command += ["--seed", str(model.seed)]
     command += [] if model.bias_max is None else ["--bias-max", str(model.bias_max)]
+    command += ["--falcon"] if model.falcon else []
     subprocess.run([*command, "--out", str(folder)], check=True)
     return folder
 

@@ -9,7 +9,8 @@ longer lengths are cheap to test. Training takes minutes on one core. There are 
 in a list (`lines_task`), and predicting the next byte of Python source (`text_task`).
 
 BLOOM's flattest slope is 2^-8. With `--bias-max` it is another power of two, and the model is saved as an MPT
-(`as_mpt`), because the config of a BLOOM has no key for it.
+(`as_mpt`), because the config of a BLOOM has no key for it. With `--falcon`, the bias is divided by
+sqrt(head size), and the model is saved as a Falcon (`as_falcon`), which does so.
 
 The lines need a special training: with all keys and few questions, plain AdamW stays on a plateau where the
 model guesses among the values it has seen. Three things overcome that: many questions in each sequence
@@ -106,6 +107,28 @@ def mpt_config(task: Task, heads: int, bias_max: int) -> dict[str, Any]:
     }
 
 
+def falcon_config(task: Task, heads: int) -> dict[str, Any]:
+    """The config.json of a model that `as_falcon` made, with the keys of Falcon-RW."""
+    return {
+        "activation": "gelu",
+        "alibi": True,
+        "architectures": ["FalconForCausalLM"],
+        "attention_dropout": 0.0,
+        "bias": True,
+        "hidden_dropout": 0.0,
+        "hidden_size": HIDDEN_SIZES[task, heads],
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "falcon",
+        "multi_query": False,
+        "new_decoder_architecture": False,
+        "num_attention_heads": heads,
+        "num_hidden_layers": LAYERS[task],
+        "parallel_attn": False,
+        "tie_word_embeddings": False,
+        **_common(task),
+    }
+
+
 def _common(task: Task) -> dict[str, Any]:
     # `torch_dtype` is the spelling that both old and new versions of transformers read.
     return {**_ends(task), "torch_dtype": "float32", "use_cache": True, "vocab_size": len(vocabulary(task))}
@@ -145,12 +168,19 @@ def build_tokenizer(task: Task) -> Tokenizer:
     return lines_task.build_tokenizer() if task == "lines" else text_task.build_tokenizer()
 
 
-def build_model(task: Task, heads: int, seed: int, bias_max: int | None = None) -> BloomForCausalLM:
-    """A fresh float32 model; the seed decides its weights. With `bias_max`, slopes and GELU are MPT's."""
+def build_model(
+    task: Task, heads: int, seed: int, bias_max: int | None = None, *, falcon: bool = False
+) -> BloomForCausalLM:
+    """A fresh float32 model; the seed decides its weights.
+
+    With `bias_max` or `falcon`, bias and GELU are those of an MPT or a Falcon.
+    """
     torch.manual_seed(seed)
     model: Any = BloomForCausalLM(BloomConfig.from_dict(config(task, heads)))
-    if bias_max is not None:
-        slopes = torch.tensor(stock_slopes(heads, bias_max))
+    if bias_max is not None or falcon:
+        slopes = torch.tensor(stock_slopes(heads, bias_max or 8))
+        if falcon:
+            slopes = slopes / math.sqrt(HIDDEN_SIZES[task, heads] // heads)
 
         def bias(mask: torch.Tensor, _: int, dtype: torch.dtype) -> torch.Tensor:
             rows, tokens = mask.shape
@@ -174,10 +204,7 @@ def as_mpt(model: BloomForCausalLM) -> dict[str, torch.Tensor]:
     """
     trunk: Any = model.transformer
     heads = model.config.n_head
-    weights = {
-        "transformer.wte.weight": trunk.word_embeddings_layernorm(trunk.word_embeddings.weight),
-        "lm_head.weight": trunk.word_embeddings.weight,
-    }
+    weights = {"transformer.wte.weight": normalised(trunk), "lm_head.weight": trunk.word_embeddings.weight}
 
     def add(name: str, module: nn.Module) -> None:
         weights.update({f"transformer.{name}.{part}": value for part, value in module.named_parameters()})
@@ -198,12 +225,38 @@ def as_mpt(model: BloomForCausalLM) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().contiguous() for name, tensor in weights.items()}
 
 
+def as_falcon(model: BloomForCausalLM) -> dict[str, torch.Tensor]:
+    """The weights of a Falcon that computes the same as a BLOOM with Falcon's bias and GELU.
+
+    Falcon does not normalise its embeddings, so they are stored normalised, and the head as it is.
+    """
+    trunk: Any = model.transformer
+    own = ("word_embeddings.weight", "word_embeddings_layernorm.")
+    weights = {
+        "transformer.word_embeddings.weight": normalised(trunk),
+        "lm_head.weight": trunk.word_embeddings.weight,
+        **{
+            f"transformer.{name}": value
+            for name, value in trunk.named_parameters()
+            if not name.startswith(own)
+        },
+    }
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def normalised(trunk: Any) -> torch.Tensor:
+    """The embeddings of a BLOOM as its layers get them."""
+    return trunk.word_embeddings_layernorm(trunk.word_embeddings.weight)
+
+
 class Trainer:
     """A model with its optimisers, and the steps and tokens done."""
 
-    def __init__(self, task: Task, heads: int, seed: int, bias_max: int | None = None) -> None:
-        self.bias_max = bias_max
-        self.model = build_model(task, heads, seed, bias_max)
+    def __init__(
+        self, task: Task, heads: int, seed: int, bias_max: int | None = None, *, falcon: bool = False
+    ) -> None:
+        self.own_bias = bias_max is not None or falcon
+        self.model = build_model(task, heads, seed, bias_max, falcon=falcon)
         layers = self.model.transformer.h
         self.optimizers = training.optimizers(self.model, layers, MUON_LEARNING_RATE, ADAM_LEARNING_RATE)
         self.rng = np.random.default_rng(seed)
@@ -218,7 +271,7 @@ class Trainer:
         """
         ids, wanted = torch.from_numpy(input_ids), torch.from_numpy(targets)
         # transformers would not ask for the bias of another model if there were no mask.
-        mask = None if self.bias_max is None else torch.ones_like(ids)
+        mask = torch.ones_like(ids) if self.own_bias else None
         hidden = self.model.transformer(ids, attention_mask=mask, use_cache=False).last_hidden_state
         asked = wanted != IGNORE
         logits = self.model.lm_head(hidden[asked])  # computes logits only for targets with a loss
@@ -305,7 +358,7 @@ def train_on_text(trainer: Trainer, text: str) -> None:
 
 
 def train(
-    task: Task, heads: int, seed: int, bias_max: int | None = None
+    task: Task, heads: int, seed: int, bias_max: int | None = None, *, falcon: bool = False
 ) -> tuple[BloomForCausalLM, dict[str, Any]]:
     """Train a model; returns it, and the content of `training.json`, which is saved with the weights.
 
@@ -313,7 +366,7 @@ def train(
         RuntimeError: the model did not learn the lines.
     """
     started = time.process_time()
-    trainer = Trainer(task, heads, seed, bias_max)
+    trainer = Trainer(task, heads, seed, bias_max, falcon=falcon)
     sha256 = None
     if task == "lines":
         train_on_lines(trainer)
@@ -325,6 +378,8 @@ def train(
     record: dict[str, Any] = {"task": task, "heads": heads, "seed": seed}
     record |= {"steps": trainer.steps, "tokens": trainer.tokens}
     record |= {"cpu_seconds": seconds, "bias_max": bias_max, "text_sha256": sha256}
+    if falcon:
+        record["falcon"] = True
     return trainer.model.eval(), record
 
 
@@ -335,7 +390,9 @@ def save(model: BloomForCausalLM, record: dict[str, Any], out: Path) -> None:
     versions of transformers.
     """
     task, heads, bias_max = (record[key] for key in ("task", "heads", "bias_max"))
-    if bias_max is None:
+    if record.get("falcon"):
+        weights, settings = as_falcon(model), falcon_config(task, heads)
+    elif bias_max is None:
         # lm_head shares storage with the embeddings; transformers ties them again when it loads the model.
         weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
         settings = config(task, heads)
@@ -359,10 +416,17 @@ def main() -> None:
     parser.add_argument(
         "--bias-max", type=int, help="save an MPT whose flattest slope is 2^-bias_max, not a BLOOM"
     )
+    parser.add_argument(
+        "--falcon", action="store_true", help="divide the bias by sqrt(head size), and save a Falcon"
+    )
     arguments = parser.parse_args()
+    if arguments.falcon and arguments.bias_max is not None:
+        parser.error("a Falcon has no --bias-max; drop one of them")
     training.prepare()
     try:
-        model, record = train(arguments.task, arguments.heads, arguments.seed, arguments.bias_max)
+        model, record = train(
+            arguments.task, arguments.heads, arguments.seed, arguments.bias_max, falcon=arguments.falcon
+        )
     except RuntimeError as error:
         sys.exit(f"error: {error}")
     save(model, record, arguments.out)

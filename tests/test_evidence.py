@@ -47,6 +47,7 @@ from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import Measurement, Results
 from converter.evaluation.statistics import summarise
 from converter.evaluation.tasks.beir import Beir
+from converter.verification.loaded import unround_bias
 
 TINY_BLOOM = EXAMPLES / "tiny-bloom"
 
@@ -264,20 +265,33 @@ def test_the_same_seed_gives_a_model_that_loads(
     assert model(**inputs).logits.shape[-1] == len(train.vocabulary(task))
 
 
-def test_a_model_with_other_slopes_is_saved_as_an_mpt(tmp_path: Path) -> None:
-    trained = train.build_model("lines", 12, 0, bias_max=5).eval()
+@pytest.mark.parametrize(
+    ("kind", "slopes"),
+    [
+        ({"bias_max": 5}, [2 ** (-5 * head / 8) for head in range(1, 9)]),
+        ({"falcon": True}, [2.0**-head * 8**-0.5 for head in range(1, 9)]),
+    ],
+)
+def test_a_model_with_another_bias_is_saved_in_another_family(
+    kind: dict[str, Any], slopes: list[float], tmp_path: Path
+) -> None:
+    trained = train.build_model("lines", 12, 0, **kind).eval()
     with torch.no_grad():
         for parameter in trained.parameters():  # biases and norms start at 0 and 1
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    record = {"task": "lines", "heads": 12, "bias_max": 5}
-    train.save(trained, record, tmp_path / "mpt")
-    convert(tmp_path / "mpt", tmp_path / "out", method="none")
+    train.save(trained, {"task": "lines", "heads": 12, "bias_max": None, **kind}, tmp_path / "saved")
+    convert(tmp_path / "saved", tmp_path / "out", method="none")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
-    assert model.base_model.alibi.slopes[0][:8] == [2 ** (-5 * head / 8) for head in range(1, 9)]
+    assert model.base_model.alibi.slopes[0][:8] == pytest.approx(slopes)
     ids = torch.arange(300)[None] % len(train.vocabulary("lines"))
     with torch.no_grad():
         expected, found = trained(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    if "falcon" in kind:  # transformers' own MPT ignores the bias_max
+        stock = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+        unround_bias(stock.base_model)
+        with torch.no_grad():
+            torch.testing.assert_close(stock(ids).logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_embedded_checkpoint_is_what_the_script_describes() -> None:

@@ -11,7 +11,9 @@ goes on.
 from __future__ import annotations
 
 import argparse
+import csv
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import evidence_large
@@ -28,7 +31,8 @@ import text_task
 import torch
 import train_large
 from evidence_design import EXAMPLES, TRAINED_LENGTH, Model
-from evidence_measure import MODELS_FOLDER, kept, together, train
+from evidence_measure import MODELS_FOLDER, kept, read, to_text, together, train
+from evidence_tables import compared, difference, markdown, with_tables
 from lines_task import prompts_as_json
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
@@ -36,11 +40,11 @@ from tokenizers import Tokenizer
 from converter.evaluation.batches import next_tokens
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
 from converter.evaluation.losses import pieces
-from converter.evaluation.results import PERPLEXITY, Measurement, Metric, Results
+from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Metric, Results
 from converter.evaluation.runner import choose
 from converter.evaluation.statistics import summarise
 from converter.evaluation.tasks import make_task
-from converter.scaling.scaling import CONCAVE, POWERS, UNSCALED, Scaling
+from converter.scaling.scaling import CONCAVE, POWERS, UNSCALED, Scaling, short_names
 
 RESULTS = EXAMPLES / "evidence" / "concave.json"
 DOCUMENT = EXAMPLES / "evidence" / "README.md"
@@ -75,7 +79,7 @@ MULTIPLES = (2, 4, 8, 16)
 """The lengths in trained lengths."""
 LARGER = "larger"
 """The name of the larger model."""
-LARGER_PROMPTS = {1024: 40, 2048: 60, 4096: 60, 8192: 24}
+LARGER_PROMPTS = {1024: 40, 2048: 60, 4096: 48}
 LARGER_WINDOW = 4096
 """Tokens of a window of its text."""
 TRAINING = ("--layers", "8", "--width", "192", "--minutes", "44", "--float32")
@@ -248,19 +252,29 @@ def measured_larger(folder: Path, subject: EvaluatedModel, scaling: Scaling) -> 
 
 
 def of_folder(
-    folder: Path, stored: Path, train_length: int, measure: Callable[[EvaluatedModel, Scaling], Results]
-) -> Results:
-    """Measures all scalings of a trained model that are not stored yet, in files beside its folder."""
+    folder: Path, path: Path, train_length: int, measure: Callable[[EvaluatedModel, Scaling], Results]
+) -> None:
+    """Measures all scalings of a trained model that are not stored yet, in files beside ``path``."""
     with open_evaluated_model(folder, choose("cpu", "fp32", None), train_length=train_length) as subject:
-        found = [
-            kept(stored.with_name(f"{stored.name}-{number}.json"), partial(measure, subject, scaling))
-            for number, scaling in enumerate(scalings(train_length))
-        ]
-    whole = together(found)
+        for number, scaling in enumerate(scalings(train_length)):
+            kept(file_of(path, number), partial(measure, subject, scaling))
+
+
+def file_of(path: Path, number: int) -> Path:
+    """The file of the results of a scaling."""
+    return path.with_name(f"{path.name}-{number}.json")
+
+
+def stored(folder: Path, path: Path, train_length: int) -> list[Results]:
+    """The results of a model under all scalings, as one; none if some are missing."""
+    files = [file_of(path, number) for number in range(len(scalings(train_length)))]
+    if not all(file.exists() for file in files):
+        return []
+    whole = together([read(file) for file in files])
     [(name, about)] = whole.models.items()
     record = folder / "training.json"  # tiny-bloom was trained before this file existed
     training: Mapping[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-    return Results(whole.measurements, {name: {**about, **training}}, whole.settings)
+    return [Results(whole.measurements, {name: {**about, **training}}, whole.settings)]
 
 
 def measure(models: Path, names: Sequence[str]) -> None:
@@ -282,16 +296,228 @@ def measure(models: Path, names: Sequence[str]) -> None:
         of_folder(folder, models / f"concave-{LARGER}", train_large.TRAINED_LENGTH, measure_larger)
 
 
+def joined(models: Path) -> Results:
+    """The results of all models that are measured under all scalings."""
+    found = []
+    for model in (*CHOOSING, *JUDGING):
+        found += stored(model.folder(models), models / f"concave-{model.name}", TRAINED_LENGTH)
+    found += stored(models / "medium", models / f"concave-{LARGER}", train_large.TRAINED_LENGTH)
+    whole = together(found)
+    items = {"lines": PROMPTS, LARGER: LARGER_PROMPTS, "windows": WINDOWS}
+    return Results(whole.measurements, whole.models, {**whole.settings, "items": items})
+
+
+# --- the tables
+
+
+SHORT = {
+    **short_names(map(str, scalings(TRAINED_LENGTH))),
+    **short_names(map(str, scalings(train_large.TRAINED_LENGTH))),
+}
+"""Name of a scaling in results -> its short one, the same for both trained lengths."""
+NAMES = tuple(dict.fromkeys(SHORT.values()))
+NONE, BY_PARTS, *POWERED, NTK = NAMES
+OF_POWER = dict(zip(POWERS, POWERED, strict=True))
+RIGHT = "prompts"
+MEASURES = {RIGHT: "right", PERPLEXITY: PERPLEXITY, LATE: LATE}
+"""Task -> what a table calls it."""
+
+Place = tuple[str, str, str, int]
+"""Model, short name of the scaling, task, and multiple of the trained length."""
+Found = Mapping[Place, Measurement]
+
+
+def places(results: Results) -> Found:
+    """The measurements by their place."""
+    found = {}
+    for each in results.measurements:
+        multiple = each.length // results.models[each.model]["train_length"]
+        found[each.model, SHORT[each.scaling], each.task, multiple] = each
+    return found
+
+
+def names_of(results: Results, models: Sequence[Model], task: str) -> list[str]:
+    """The measured models of a task."""
+    return [model.name for model in models if model.task == task and model.name in results.models]
+
+
+def average(found: Found, names: Sequence[str], scaling: str, task: str, multiple: int) -> float:
+    """The mean over models: the share of right answers, or the perplexity as a ratio to that of none."""
+    if task == RIGHT:
+        return mean(found[name, scaling, task, multiple].value for name in names)
+    pairs = [(found[name, scaling, task, multiple], found[name, NONE, task, multiple]) for name in names]
+    return mean(ours.value / unscaled.value for ours, unscaled in pairs)
+
+
+def chosen(results: Results) -> int:
+    """The power that is best on the models for the choice."""
+    found, names = places(results), names_of(results, CHOOSING, "lines")
+    right = {
+        power: mean(average(found, names, name, RIGHT, multiple) for multiple in (4, 8))
+        for power, name in OF_POWER.items()
+    }
+    if max(right.values()) - min(right.values()) >= CLOSE:
+        return max(right, key=right.__getitem__)
+    names = names_of(results, CHOOSING, "text")
+    return min(POWERS, key=lambda power: average(found, names, OF_POWER[power], LATE, 8))
+
+
+def choice(results: Results) -> str:
+    """What the powers give on the models for the choice."""
+    found, rows = places(results), []
+    lines, text = (names_of(results, CHOOSING, task) for task in ("lines", "text"))
+    for name in (NONE, BY_PARTS, *POWERED):
+        right = [average(found, lines, name, RIGHT, multiple) for multiple in (4, 8)]
+        late = average(found, text, name, LATE, 8)
+        shares = [f"{100 * each:.1f} %" for each in (*right, mean(right))]
+        rows.append([name, *shares, "" if name == NONE else f"{100 * late - 100:+.2f} %"])
+    head = ["scaling", "right, 4x", "right, 8x", "their mean", "perplexity of the last quarter, 8x"]
+    return markdown(head, rows)
+
+
+def means(results: Results, lines: Sequence[str], text: Sequence[str]) -> str:
+    """Means over models: right answers, and the perplexity, or its change from none."""
+    found = places(results)
+    columns = [
+        (task, multiple, names)
+        for task, names in ((RIGHT, lines), (PERPLEXITY, text), (LATE, text))
+        for multiple in MULTIPLES
+        if (names[0], NONE, task, multiple) in found
+    ]
+    rows = []
+    for scaling in NAMES:
+        cells = []
+        for task, multiple, names in columns:
+            value = average(found, names, scaling, task, multiple)
+            if task == RIGHT:
+                cells.append(f"{100 * value:.1f} %")
+            elif scaling == NONE:
+                unscaled = mean(found[name, NONE, task, multiple].value for name in names)
+                cells.append(f"{unscaled:.3f}")
+            else:
+                cells.append(f"{100 * value - 100:+.2f} %")
+        rows.append([scaling, *cells])
+    return markdown(["scaling", *(f"{MEASURES[task]}, {multiple}x" for task, multiple, _ in columns)], rows)
+
+
+def judged(results: Results) -> str:
+    """The means over the models for the judgement."""
+    return means(results, *(names_of(results, JUDGING, task) for task in ("lines", "text")))
+
+
+def larger(results: Results) -> str:
+    """The larger model."""
+    return means(results, [LARGER], [LARGER])
+
+
+def kinds(results: Results) -> dict[str, list[str]]:
+    """Kind of models -> those of them for the judgement that are measured."""
+    by_kind = {
+        "all small ones": JUDGING,
+        "Falcons": [model for model in JUDGING if model.falcon],
+        "bias_max 12": [model for model in JUDGING if model.bias_max == 12],
+        "bias_max 4": [model for model in JUDGING if model.bias_max == 4],
+    }
+    found = {kind: [model.name for model in models] for kind, models in by_kind.items()}
+    found["the larger one"] = [LARGER]
+    return {
+        kind: [name for name in names if name in results.models] for kind, names in found.items() if names
+    }
+
+
+def compare(
+    found: Found, names: Sequence[str], scalings: tuple[str, str], task: str, multiple: int
+) -> tuple[str, list[Sequence[float]], list[Sequence[float]]] | None:
+    """The metric and, of each of two scalings, the scores by model; None if no model has them."""
+    both = [[found.get((name, each, task, multiple)) for each in scalings] for name in names]
+    ours, theirs = [], []
+    for one, two in both:
+        if one and two:
+            ours.append(one.scores)
+            theirs.append(two.scores)
+    return (found[names[0], scalings[0], task, multiple].metric, ours, theirs) if ours else None
+
+
+def kills(task: str, multiple: int, shown: Comparison) -> bool:
+    """Whether such a difference from by-parts is a reason against the default."""
+    counts = task == LATE or (task == RIGHT and multiple >= 4)
+    return counts and shown.loses
+
+
+def pairs(results: Results) -> str:
+    """The concave penalty beside others, on the same prompts and windows; a star marks what would kill it."""
+    found, rows = places(results), []
+    best = OF_POWER[chosen(results)]
+    other = next(name for name in POWERED if name != best)
+    every = kinds(results)
+    compared_with = [(best, BY_PARTS, kind) for kind in every]
+    compared_with += [(best, NTK, "all small ones"), (other, BY_PARTS, "all small ones")]
+    compared_with += [(best, NTK, "the larger one"), (other, BY_PARTS, "the larger one")]
+    for ours, theirs, kind in compared_with:
+        judged = (ours, theirs) == (best, BY_PARTS)
+        for task, what in MEASURES.items():
+            cells = []
+            for multiple in MULTIPLES:
+                pair = compare(found, every.get(kind, []), (ours, theirs), task, multiple)
+                if pair is None:
+                    cells.append("")
+                    continue
+                star = "*" if judged and kills(task, multiple, difference(*pair)) else ""
+                cells.append(compared(*pair) + star)
+            if any(cells):
+                rows.append([f"{ours}, against {theirs}", kind, what, *cells])
+    return markdown(["compared", "models", "measured", *(f"{multiple}x" for multiple in MULTIPLES)], rows)
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "choice": choice,
+    "judged": judged,
+    "larger": larger,
+    "pairs": pairs,
+}
+"""Name in a marker ``<!-- concave NAME: ... -->`` of the document -> the function that makes the table."""
+
+
+def page(results: Results) -> str:
+    """The document with its tables."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    return with_tables(text, "concave", lambda name: TABLES[name](results))
+
+
+def as_csv(results: Results) -> str:
+    """Right answers in per cent, or the perplexity, of each model and scaling."""
+    found, text = places(results), io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["model", "measured", "scaling", *(f"{multiple}x" for multiple in MULTIPLES)])
+    for name, scaling, task in dict.fromkeys(place[:3] for place in found):
+        cells = []
+        for multiple in MULTIPLES:
+            each = found.get((name, scaling, task, multiple))
+            value = (
+                "" if each is None else f"{each.value:.3f}" if task != RIGHT else f"{100 * each.value:.1f}"
+            )
+            cells.append(value)
+        writer.writerow([name, MEASURES[task], scaling, *cells])
+    return text.getvalue()
+
+
 def main() -> None:
-    """Read the command line; train and measure."""
+    """Read the command line; train, measure and write."""
     every = [model.name for model in (*CHOOSING, *JUDGING)] + [LARGER]
     parser = argparse.ArgumentParser(description="Produce the evidence about a concave penalty.")
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
     parser.add_argument("--only", nargs="*", default=every, choices=every, help="by default all")
+    parser.add_argument("--tables", action="store_true", help="only rewrite the tables")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    measure(arguments.models, arguments.only)
+    if not arguments.tables:
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
+        measure(arguments.models, arguments.only)
+        RESULTS.write_text(to_text(joined(arguments.models)), encoding="utf-8")
+    results = read(RESULTS)
+    DOCUMENT.write_text(page(results), encoding="utf-8")
+    RESULTS.with_suffix(".csv").write_text(as_csv(results), encoding="utf-8")
+    print(DOCUMENT)
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def pairs(results: Results) -> str:
 
 def compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> str:
     """How two scalings differ, given the scores of each model."""
-    found = _difference(metric, ours, theirs)
+    found = difference(metric, ours, theirs)
     if metric == PERPLEXITY:
         change = f"{100 * found.difference - 100:+.2f} %"
     elif len(ours) == 1:  # a prompt is right or wrong
@@ -190,9 +190,8 @@ def compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequ
     return f"{change}, p = {found.p:.1g}"
 
 
-def _difference(
-    metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
-) -> Comparison:
+def difference(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Comparison:
+    """How two scalings differ in the mean scores of several models, given the scores of each model."""
     return compare(metric, *(np.mean(scores, axis=0).tolist() for scores in (ours, theirs)))
 
 
@@ -212,7 +211,7 @@ def temperatures(results: Results) -> str:
             row = [f"{length // TRAINED_LENGTH}x", _mean(none), _mean(plain)]
             for found in tempered:
                 scores = ([each.scores for each in one] for one in (found, plain))
-                row.append(_mean(found) + "*" * _difference(found[0].metric, *scores).significant)
+                row.append(_mean(found) + "*" * difference(found[0].metric, *scores).significant)
             rows.append([kind[0].kind, str(len(names)), *row])
     return markdown(["models", "seeds", "length", "none", "C = 0", *TEMPERED], rows)
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from converter.families import baichuan, bloom
 from converter.pictures.per_head import draw_slopes, draw_span
 from converter.pictures.positions import Positions
-from converter.pictures.style import HEADING, render, styled
-from converter.scaling.scaling import UNSCALED, Scaling
+from converter.pictures.style import HEADING, MARK, look, render, styled
+from converter.scaling.scaling import CONCAVE, POWER, UNSCALED, Scaling
 from converter.scaling.slopes import NATS, stock_slopes
 
 IMAGES = Path(__file__).parent / "images"
@@ -85,12 +85,50 @@ def draw_bias() -> Figure:
     return figure
 
 
+TOKENS = 8 * TRAINED
+BY_PARTS = Scaling("by-parts", dynamic="position", train_length=TRAINED, ramp=(TRAINED / 8, TRAINED / 2))
+COMPARED = {
+    "stock": UNSCALED,
+    "by-parts by position": BY_PARTS,
+    "concave": Scaling(CONCAVE, dynamic="position", train_length=TRAINED, power=POWER),
+}
+"""Label -> scaling."""
+
+
+@styled
+def draw_penalty() -> Figure:
+    """Draws what the flattest head takes from the score of a key, for the last query of 8 trained lengths.
+
+    The right panel has the near keys.
+    """
+    figure = Figure((8.8, 3.5), layout="constrained")
+    for axes, farthest in zip(figure.subplots(1, 2), (TOKENS, TRAINED), strict=True):
+        distances = np.linspace(0, farthest - 1, POINTS)
+        for number, (label, scaling) in enumerate(COMPARED.items()):
+            penalty = scaling.penalties(BLOOM.stock, TOKENS)[-1]
+            style = look(number) | {"marker": ""}
+            axes.plot(distances, [penalty.at(each) for each in distances], label=label, **style)
+        highest = BLOOM.stock[-1] * TRAINED
+        axes.axhline(highest, **MARK, linestyle=":")
+        axes.set(xlim=(0, farthest), ylim=(0, 1.3 * highest))
+        axes.set_xticks([0, farthest // 4, farthest // 2, 3 * farthest // 4, farthest])
+        axes.set_xlabel("distance of the key, tokens")
+    whole, near = figure.axes
+    whole.set_ylabel("penalty, nats")
+    whole.set_title(f"all {TOKENS:,} tokens (dotted: the most in training)")
+    near.set_title(f"the nearest {TRAINED:,}")
+    figure.legend(*near.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.suptitle(f"{BLOOM_ID}, head 15: penalty for the last query of {TOKENS:,} tokens", **HEADING)
+    return figure
+
+
 FIGURES = {
     "slopes-16-heads": draw_slopes(BLOOM),
     "span-16-heads": draw_span(BLOOM),
     "slopes-40-heads": draw_slopes(BAICHUAN),
     "span-40-heads": draw_span(BAICHUAN),
     "bias-static-length-position": draw_bias(),
+    "concave": draw_penalty(),
 }
 
 

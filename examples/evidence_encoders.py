@@ -91,11 +91,11 @@ def measure(model: Model, models: Path) -> Results:
             found.append(_run(folder, lengths=LENGTHS, text=[text], items=WINDOWS, **arguments))
         else:
             found += [
-                _run(folder, lengths=[length], tasks=[_pairs(models, length)], **arguments)
+                _run(folder, lengths=[length], tasks=[pairs_of(models, length)], **arguments)
                 for length in LENGTHS
             ]
     if model.task == "pairs":
-        others = [in_chunks(folder, _pairs(models, length), length) for length in LENGTHS]
+        others = [in_chunks(folder, pairs_of(models, length), length) for length in LENGTHS]
     else:
         slopes, facts["fit"] = fitted(folder, models)
         if slopes is not None:
@@ -140,7 +140,8 @@ def fitted(folder: Path, models: Path) -> tuple[Path | None, str]:
     return out, f"{found.steps} steps"
 
 
-def _pairs(models: Path, length: int) -> Beir:
+def pairs_of(models: Path, length: int) -> Beir:
+    """The queries and documents of a length, which are written into the folder of all models."""
     folder = models / f"pairs-{length}-tokens"
     return Beir.read(pairs_task.write_beir(folder, pairs=PAIRS[length], length=length, seed=1000))
 

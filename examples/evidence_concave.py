@@ -15,27 +15,21 @@ import csv
 import hashlib
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import evidence_large
 import lines_task
 import numpy as np
 import text_task
 import torch
-import train_large
-from evidence_design import EXAMPLES, TRAINED_LENGTH, Model
+from evidence_design import EXAMPLES, RAMP, TRAINED_LENGTH, Model
 from evidence_measure import MODELS_FOLDER, kept, read, to_text, together, train
 from evidence_tables import compared, difference, markdown, with_tables
 from lines_task import prompts_as_json
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from converter.evaluation.batches import next_tokens
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
@@ -77,33 +71,19 @@ WINDOWS = 12
 LENGTHS = tuple(PROMPTS)
 MULTIPLES = (2, 4, 8, 16)
 """The lengths in trained lengths."""
-LARGER = "larger"
-"""The name of the larger model."""
-LARGER_PROMPTS = {1024: 40, 2048: 60, 4096: 48}
-LARGER_WINDOW = 4096
-"""Tokens of a window of its text."""
-TRAINING = ("--layers", "8", "--width", "192", "--minutes", "44", "--float32")
-"""How it is trained; see train_large.py."""
 LATE = "last quarter"
 """The task of the perplexity in the last quarter of each piece of text."""
 CLOSE = 0.01
 """Powers whose shares of right answers differ by less are chosen between by their perplexity."""
 
 
-def concave(power: int, train_length: int = TRAINED_LENGTH) -> Scaling:
-    """The concave penalty with this power."""
-    return Scaling(CONCAVE, dynamic="position", train_length=train_length, power=power)
-
-
-def scalings(train_length: int) -> tuple[Scaling, ...]:
-    """All scalings of the study, in the order in which they are measured."""
-    ramp = (train_length / 8, train_length / 2)
-    return (
-        UNSCALED,
-        Scaling("by-parts", dynamic="position", train_length=train_length, ramp=ramp),
-        *(concave(power, train_length) for power in POWERS),
-        Scaling("ntk", dynamic="position", train_length=train_length),
-    )
+SCALINGS = (
+    UNSCALED,
+    Scaling("by-parts", dynamic="position", train_length=TRAINED_LENGTH, ramp=RAMP),
+    *(Scaling(CONCAVE, dynamic="position", train_length=TRAINED_LENGTH, power=power) for power in POWERS),
+    Scaling("ntk", dynamic="position", train_length=TRAINED_LENGTH),
+)
+"""In the order in which they are measured."""
 
 
 # --- what is measured
@@ -202,120 +182,33 @@ def measured(model: Model, models: Path, subject: EvaluatedModel, scaling: Scali
     return Results(found, {model.name: subject.describe(scaling)}, {"seed": SEED}, 0.0)
 
 
-def larger_prompts(folder: Path) -> Path:
-    """Writes prompts for the larger model, like those that it was trained on; see ``evidence_large``."""
-    tokenizer, rows = Tokenizer.from_file(str(folder / "tokenizer.json")), []
-    shares = train_large.SHARES
-    joined = {kind: "".join(files) for kind, files in held_out(folder).items()}
-    for length, count in LARGER_PROMPTS.items():
-        rng = np.random.default_rng([SEED, length])
-        for _ in range(count):
-            text = joined[str(rng.choice([*shares], p=[*shares.values()]))]
-            rows.append(json.dumps(evidence_large.prompt(rng, tokenizer, text, length)) + "\n")
-    file = folder / f"prompts-{SEED}.jsonl"
-    file.write_text("".join(rows), encoding="utf-8")
-    return file
-
-
-def larger_windows(folder: Path) -> NDArray[np.int64]:
-    """Windows for the larger model, int64 [windows, tokens].
-
-    Each is at a random place of another held-out file, of each kind in turn.
-    """
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    rng, found = np.random.default_rng(SEED), []
-    by_kind = []
-    for files in held_out(folder).values():
-        by_kind.append([files[place] for place in rng.permutation(len(files))])
-    for text in chain.from_iterable(zip(*by_kind, strict=False)):
-        ids = tokenizer.encode(text).ids
-        if len(ids) > LARGER_WINDOW and len(found) < WINDOWS:
-            start = int(rng.integers(len(ids) - LARGER_WINDOW))
-            found.append(ids[start : start + LARGER_WINDOW])
-    return np.array(found)
-
-
-def held_out(folder: Path) -> dict[str, list[str]]:
-    """Kind of text -> the files that the larger model was not trained on."""
-    found: dict[str, list[str]] = json.loads((folder / "held-out.json").read_text("utf-8"))
-    return found
-
-
-def measured_larger(folder: Path, subject: EvaluatedModel, scaling: Scaling) -> Results:
-    """Measures one scaling of the larger model."""
-    lengths = [length for length in LARGER_PROMPTS if length <= LARGER_WINDOW]
-    found = [
-        *answer(subject, LARGER, scaling, larger_prompts(folder), LARGER_PROMPTS),
-        *read_text(subject, LARGER, scaling, larger_windows(folder), lengths),
-    ]
-    return Results(found, {LARGER: subject.describe(scaling)}, {"seed": SEED}, 0.0)
-
-
-def of_folder(
-    folder: Path, path: Path, train_length: int, measure: Callable[[EvaluatedModel, Scaling], Results]
-) -> None:
-    """Measures all scalings of a trained model that are not stored yet, in files beside ``path``."""
-    with open_evaluated_model(folder, choose("cpu", "fp32", None), train_length=train_length) as subject:
-        for number, scaling in enumerate(scalings(train_length)):
-            kept(file_of(path, number), partial(measure, subject, scaling))
-
-
-def file_of(path: Path, number: int) -> Path:
-    """The file of the results of a scaling."""
-    return path.with_name(f"{path.name}-{number}.json")
-
-
-def stored(folder: Path, path: Path, train_length: int) -> list[Results]:
-    """The results of a model under all scalings, as one; none if some are missing."""
-    files = [file_of(path, number) for number in range(len(scalings(train_length)))]
-    if not all(file.exists() for file in files):
-        return []
-    whole = together([read(file) for file in files])
+def of_model(model: Model, models: Path) -> Results:
+    """The results of a model, which is trained and measured where that is missing."""
+    folder, found = train(model, models), []
+    with open_evaluated_model(folder, choose("cpu", "fp32", None), train_length=TRAINED_LENGTH) as subject:
+        for number, scaling in enumerate(SCALINGS):
+            file = models / f"concave-{model.name}-{number}.json"
+            found.append(kept(file, partial(measured, model, models, subject, scaling)))
+    whole = together(found)
     [(name, about)] = whole.models.items()
     record = folder / "training.json"  # tiny-bloom was trained before this file existed
     training: Mapping[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-    return [Results(whole.measurements, {name: {**about, **training}}, whole.settings)]
+    return Results(whole.measurements, {name: {**about, **training}}, whole.settings)
 
 
-def measure(models: Path, names: Sequence[str]) -> None:
-    """Trains and measures what is not stored yet, of the models with these names."""
-    for model in (*CHOOSING, *JUDGING):
-        if model.name in names:
-            print(model.name, flush=True)
-            folder = train(model, models)
-            of_folder(
-                folder, models / f"concave-{model.name}", TRAINED_LENGTH, partial(measured, model, models)
-            )
-    if LARGER in names:
-        print(LARGER, flush=True)
-        folder = models / "medium"
-        if not (folder / "model.safetensors").exists():
-            command = [sys.executable, EXAMPLES / "train_large.py", "--out", folder, *TRAINING]
-            subprocess.run(command, check=True)
-        measure_larger = partial(measured_larger, folder)
-        of_folder(folder, models / f"concave-{LARGER}", train_large.TRAINED_LENGTH, measure_larger)
-
-
-def joined(models: Path) -> Results:
-    """The results of all models that are measured under all scalings."""
-    found = []
-    for model in (*CHOOSING, *JUDGING):
-        found += stored(model.folder(models), models / f"concave-{model.name}", TRAINED_LENGTH)
-    found += stored(models / "medium", models / f"concave-{LARGER}", train_large.TRAINED_LENGTH)
+def joined(found: Sequence[Results]) -> Results:
+    """The results of several models as one."""
     whole = together(found)
-    items = {"lines": PROMPTS, LARGER: LARGER_PROMPTS, "windows": WINDOWS}
-    return Results(whole.measurements, whole.models, {**whole.settings, "items": items})
+    settings = {**whole.settings, "items": {"lines": PROMPTS, "windows": WINDOWS}}
+    return Results(whole.measurements, whole.models, settings)
 
 
 # --- the tables
 
 
-SHORT = {
-    **short_names(map(str, scalings(TRAINED_LENGTH))),
-    **short_names(map(str, scalings(train_large.TRAINED_LENGTH))),
-}
-"""Name of a scaling in results -> its short one, the same for both trained lengths."""
-NAMES = tuple(dict.fromkeys(SHORT.values()))
+SHORT = short_names(map(str, SCALINGS))
+"""Name of a scaling in results -> its short one."""
+NAMES = tuple(SHORT.values())
 NONE, BY_PARTS, *POWERED, NTK = NAMES
 OF_POWER = dict(zip(POWERS, POWERED, strict=True))
 RIGHT = "prompts"
@@ -405,23 +298,17 @@ def judged(results: Results) -> str:
     return means(results, *(names_of(results, JUDGING, task) for task in ("lines", "text")))
 
 
-def larger(results: Results) -> str:
-    """The larger model."""
-    return means(results, [LARGER], [LARGER])
-
-
 def kinds(results: Results) -> dict[str, list[str]]:
     """Kind of models -> those of them for the judgement that are measured."""
     by_kind = {
-        "all small ones": JUDGING,
+        "all": JUDGING,
         "Falcons": [model for model in JUDGING if model.falcon],
         "bias_max 12": [model for model in JUDGING if model.bias_max == 12],
         "bias_max 4": [model for model in JUDGING if model.bias_max == 4],
     }
-    found = {kind: [model.name for model in models] for kind, models in by_kind.items()}
-    found["the larger one"] = [LARGER]
     return {
-        kind: [name for name in names if name in results.models] for kind, names in found.items() if names
+        kind: [model.name for model in models if model.name in results.models]
+        for kind, models in by_kind.items()
     }
 
 
@@ -451,8 +338,7 @@ def pairs(results: Results) -> str:
     other = next(name for name in POWERED if name != best)
     every = kinds(results)
     compared_with = [(best, BY_PARTS, kind) for kind in every]
-    compared_with += [(best, NTK, "all small ones"), (other, BY_PARTS, "all small ones")]
-    compared_with += [(best, NTK, "the larger one"), (other, BY_PARTS, "the larger one")]
+    compared_with += [(best, NTK, "all"), (other, BY_PARTS, "all")]
     for ours, theirs, kind in compared_with:
         judged = (ours, theirs) == (best, BY_PARTS)
         for task, what in MEASURES.items():
@@ -472,7 +358,6 @@ def pairs(results: Results) -> str:
 TABLES: dict[str, Callable[[Results], str]] = {
     "choice": choice,
     "judged": judged,
-    "larger": larger,
     "pairs": pairs,
 }
 """Name in a marker ``<!-- concave NAME: ... -->`` of the document -> the function that makes the table."""
@@ -503,17 +388,21 @@ def as_csv(results: Results) -> str:
 
 def main() -> None:
     """Read the command line; train, measure and write."""
-    every = [model.name for model in (*CHOOSING, *JUDGING)] + [LARGER]
+    every = {model.name: model for model in (*CHOOSING, *JUDGING)}
     parser = argparse.ArgumentParser(description="Produce the evidence about a concave penalty.")
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
-    parser.add_argument("--only", nargs="*", default=every, choices=every, help="by default all")
+    parser.add_argument("--only", nargs="*", default=every, choices=every, help="models, by default all")
     parser.add_argument("--tables", action="store_true", help="only rewrite the tables")
     arguments = parser.parse_args()
     if not arguments.tables:
+        arguments.models.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)
-        measure(arguments.models, arguments.only)
-        RESULTS.write_text(to_text(joined(arguments.models)), encoding="utf-8")
+        found = []
+        for name in arguments.only:
+            print(name, flush=True)
+            found.append(of_model(every[name], arguments.models))
+        RESULTS.write_text(to_text(joined(found)), encoding="utf-8")
     results = read(RESULTS)
     DOCUMENT.write_text(page(results), encoding="utf-8")
     RESULTS.with_suffix(".csv").write_text(as_csv(results), encoding="utf-8")

@@ -139,13 +139,13 @@ def prepare(out: Path) -> tuple[dict[str, Ids], dict[str, Any]]:
     return text, about
 
 
-def config(layers: int = LAYERS, width: int = WIDTH) -> dict[str, Any]:
+def config() -> dict[str, Any]:
     """The config.json; special tokens have the ids of `lines_task`."""
     return {
         **mpt_config("lines", HEADS, BIAS_MAX),
-        "d_model": width,
+        "d_model": WIDTH,
         "max_seq_len": TRAINED_LENGTH,
-        "n_layers": layers,
+        "n_layers": LAYERS,
         "no_bias": True,
         "norm_type": "low_precision_layernorm",
         "vocab_size": PIECES,
@@ -153,18 +153,16 @@ def config(layers: int = LAYERS, width: int = WIDTH) -> dict[str, Any]:
 
 
 @contextmanager
-def network(
-    scaling: Scaling = UNSCALED, attention: str = "sdpa", settings: Mapping[str, Any] | None = None
-) -> Iterator[Any]:
-    """The model with fresh weights, in the code of converted models; by default that of ``config()``.
+def network(scaling: Scaling = UNSCALED, attention: str = "sdpa") -> Iterator[Any]:
+    """The model with fresh weights, in the code of converted models.
 
     It trains in half the time of transformers' `MptForCausalLM`, which also ignores `alibi_bias_max`.
     """
     with templates() as load:
-        described = load("configuration_ntk_mpt").NtkMptConfig(
-            **(settings or config()), alibi_scaling=scaling.to_json(), attn_implementation=attention
+        settings = load("configuration_ntk_mpt").NtkMptConfig(
+            **config(), alibi_scaling=scaling.to_json(), attn_implementation=attention
         )
-        model = load("modeling_ntk_mpt").NtkMptForCausalLM(described)
+        model = load("modeling_ntk_mpt").NtkMptForCausalLM(settings)
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
@@ -289,19 +287,13 @@ def train(model: Any, text: Mapping[str, Ids], minutes: float, *, half: bool = T
     return {**done, "stage": stage, "accuracy": accuracy, "text_loss": text_loss}
 
 
-def save(
-    model: Any,
-    out: Path,
-    tokenizer: Tokenizer,
-    record: dict[str, Any],
-    settings: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes the checkpoint's files; ``settings`` as of ``network``."""
+def save(model: Any, out: Path, tokenizer: Tokenizer, record: dict[str, Any]) -> None:
+    """Writes the checkpoint's files."""
     training.write(
         out,
         model.state_dict(),
         tokenizer,
-        config=settings or config(),
+        config=config(),
         tokenizer_config=TOKENIZER_CONFIG,
         training=record,
     )
@@ -314,8 +306,6 @@ def main() -> None:
     parser.add_argument(
         "--float32", action="store_true", help="for processors without instructions for bfloat16"
     )
-    parser.add_argument("--layers", type=int, default=LAYERS, help="[%(default)s]")
-    parser.add_argument("--width", type=int, default=WIDTH, help="hidden size [%(default)s]")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -323,11 +313,10 @@ def main() -> None:
     torch.set_flush_denormal(True)
     torch.manual_seed(0)
     text, about = prepare(arguments.out)
-    settings = config(arguments.layers, arguments.width)
-    with network(settings=settings) as model:
+    with network() as model:
         tokenizer = Tokenizer.from_file(str(arguments.out / "tokenizer.json"))
         done = train(model.train(), text, arguments.minutes, half=not arguments.float32)
-        save(model, arguments.out, tokenizer, {**done, **about}, settings)
+        save(model, arguments.out, tokenizer, {**done, **about})
     print(arguments.out)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import evidence_concave
+import evidence_curves
 import evidence_encoders
 import evidence_large
 import evidence_tables
@@ -44,9 +46,12 @@ from transformers.models.bloom import modeling_bloom
 
 from converter import convert
 from converter.evaluation.evaluate import evaluate
+from converter.evaluation.evaluated_model import open_evaluated_model
 from converter.evaluation.results import Measurement, Results
+from converter.evaluation.runner import choose
 from converter.evaluation.statistics import summarise
 from converter.evaluation.tasks.beir import Beir
+from converter.scaling.scaling import UNSCALED
 from converter.verification.loaded import unround_bias
 
 TINY_BLOOM = EXAMPLES / "tiny-bloom"
@@ -62,17 +67,21 @@ def stored() -> dict[str, Results]:
 
 def test_the_tables_are_what_the_results_give(stored: dict[str, Results]) -> None:
     large, encoders = read(evidence_large.RESULTS), read(evidence_encoders.RESULTS)
+    concave, curves = read(evidence_concave.RESULTS), read(evidence_curves.RESULTS)
     made = {
         **dict(evidence.tables(stored)),
         evidence_large.RESULTS.with_suffix(".csv"): evidence_large.as_csv(large),
         evidence_encoders.DOCUMENT: evidence_encoders.page(encoders, read(evidence_encoders.INDEX)),
+        evidence_concave.RESULTS.with_suffix(".csv"): evidence_concave.as_csv(concave),
     }
     wrong = [path for path, text in made.items() if path.read_text(encoding="utf-8") != text]
     assert not wrong, "write them again: python examples/evidence.py --tables, and those of the other two"
-    assert evidence_large.page(large) == evidence_large.DOCUMENT.read_text(encoding="utf-8")
+    for module, results in ((evidence_large, large), (evidence_concave, concave), (evidence_curves, curves)):
+        assert module.page(results) == module.DOCUMENT.read_text(encoding="utf-8")
     pages = "".join(text for path, text in made.items() if path.suffix == ".md")
-    shown = re.findall(r"<!-- (?:evidence|large) ([a-z0-9-]+):", pages)
-    assert {*shown} == evidence_tables.TABLES.keys() | evidence_large.TABLES.keys()
+    shown = re.findall(r"<!-- (?:evidence|large|concave) ([a-z0-9-]+):", pages)
+    every = (evidence_tables.TABLES, evidence_large.TABLES, evidence_concave.TABLES)
+    assert {*shown} == {name for each in every for name in each}
 
 
 def p_of(changes: Any, *, right_or_wrong: bool) -> float:
@@ -114,6 +123,14 @@ def test_every_cell_follows_from_its_scores(stored: dict[str, Results]) -> None:
         check_cells(replace(large, measurements=own), evidence_large.PROMPTS, evidence_large.WINDOWS)
     assert list(encoders.models) == [model.name for model in evidence_encoders.MODELS]
     check_cells(encoders, evidence_encoders.PAIRS, evidence_encoders.WINDOWS)
+    curves = read(evidence_curves.RESULTS)
+    assert list(curves.models) == [model.name for model in evidence_curves.MODELS]
+    check_cells(curves, evidence_encoders.PAIRS, evidence_encoders.WINDOWS)
+    concave = read(evidence_concave.RESULTS)
+    for task in concave.tasks():
+        own = [each for each in concave.measurements if each.task == task]
+        own_results = replace(concave, measurements=own)
+        check_cells(own_results, evidence_concave.PROMPTS, evidence_concave.WINDOWS)
 
 
 def measurement(
@@ -234,6 +251,23 @@ def test_prompts_ask_for_a_line_that_they_hold() -> None:
     # They depend on nothing but seed and length.
     assert prompts([64, 256], 5, 0)[5:] == prompts([256], 5, 0) == prompts([256], 9, 0)[:5]
     assert prompts([256], 5, 0) != prompts([256], 5, 1)
+
+
+def test_a_prompt_beyond_the_keys_has_answered_questions_about_earlier_lines() -> None:
+    for seed in range(5):
+        row = evidence_concave.with_questions(np.random.default_rng(seed), 3000)
+        *records, question = [line.split() for line in row["prompt"].splitlines()]
+        values: dict[str, str] = {}
+        for word, key, value in records:
+            if word == lines_task.LINE:
+                assert key not in values
+                values[key] = value
+            assert values[key] == value
+        assert question == [lines_task.ASK, question[1]]
+        assert row["answer"] == values[question[1]]
+        assert [lines_task.ASK, question[1], row["answer"]] not in records
+        assert row["depth"] == pytest.approx(list(values).index(question[1]) / (len(values) - 1), abs=0.006)
+        assert 3000 - 3 < 3 * len(records) + 3 <= 3000
 
 
 # --- training
@@ -366,6 +400,46 @@ def test_a_mark_stands_before_the_pair_of_the_query(tmp_path: Path) -> None:
         assert document[place : place + 3] == query[1:4]
     task = Beir.read(pairs_task.write_beir(tmp_path / "pairs", pairs=5, length=16, seed=0))
     assert task.grades == {f"queries-{number}": {f"corpus-{number}": 1} for number in range(5)}
+
+
+@pytest.mark.parametrize("curve", evidence_curves.CURVES)
+def test_a_curve_is_the_formula_and_changes_nothing_that_was_trained(
+    curve: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, slope = evidence_encoders.TRAINED_LENGTH, 0.25
+    for tokens in (trained // 2, trained, 4 * trained):
+        d = np.arange(tokens, dtype=np.float64)
+        if tokens <= trained:
+            expected = slope * d
+        elif curve == "two lines":
+            rise = (trained / 2) / (tokens - trained / 2)
+            expected = slope * np.where(d < trained / 2, d, trained / 2 + rise * (d - trained / 2))
+        else:
+            power = int(curve.split()[1])
+            end = max(trained, tokens / power)
+            bend = slope * (tokens - end) / (power - 1)
+            line = max(0.0, slope - power * bend / tokens)
+            expected = line * d + bend * (1 - (1 - d / tokens) ** power)
+        slopes, distances = torch.tensor([[[slope]]]), torch.arange(float(tokens))[None]
+        found = evidence_curves.CURVES[curve](slopes, distances, tokens)
+        np.testing.assert_allclose(found[0, 0].numpy(), expected, atol=2e-5)
+
+    monkeypatch.setattr(train_encoders, "STEPS", {"pairs": 1, "masked": 1})
+    train_encoders.train("pairs", 8, 0, tmp_path / "model")
+    hardware = choose("cpu", "fp32", None)
+    with open_evaluated_model(tmp_path / "model", hardware, train_length=trained) as subject:
+        model, ids = subject.scaled(UNSCALED).base_model, torch.randint(5, 50, (2, 2 * trained))
+
+        def states(tokens: int) -> torch.Tensor:
+            with torch.no_grad():
+                states: torch.Tensor = model(ids[:, :tokens]).last_hidden_state
+                return states
+
+        usual = [states(tokens) for tokens in (trained, 2 * trained)]
+        with evidence_curves.curved(subject, evidence_curves.CURVES[curve]):
+            torch.testing.assert_close(states(trained), usual[0], atol=1e-5, rtol=1e-5)
+            assert (states(2 * trained) - usual[1]).abs().max() > 1e-3
+        assert torch.equal(states(trained), usual[0])
 
 
 def test_chunks_of_a_short_document_are_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

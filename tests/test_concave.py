@@ -27,7 +27,7 @@ from tests.runners import MakeRunner, expected
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 MULTIPLES = (0.5, 1.01, 2, 4.7, 4.8, 8, 13, 16)
-"""How many times the trained length the queries see; float16 changes its channels at 4.76, and ends at 13.45."""
+"""How many trained lengths the queries see; float16 changes its channels at 4.76, and ends at 13.45."""
 
 
 def concave(trained: int, power: int = 8, heads: int = 16) -> Alibi:

@@ -35,13 +35,13 @@ NAME = "slopes"
 
 # Keys in the shortest row; it is longer for flat slopes.
 SHORTEST = 80
-# The largest deviation: relative to the head's penalty at the farthest key that is measured; or in nats, which
-# is what float32 rounds of the weights. Only heads that are as flat in the stock model need the latter.
+# The largest deviation: relative to the head's penalty at the farthest key that is measured; or in nats, as
+# float32 rounds the weights. Only heads that are as flat in the stock model need the latter.
 TOLERANCE, ROUNDING = 1e-3, 2e-6
 # The distances at which a penalty is measured, as parts of that of the farthest key.
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1)
-# How many times the trained length a query sees whose concave penalty is measured. It has a line and a curve up
-# to its power, and beyond that the curve alone.
+# How many times the trained length a query sees whose concave penalty is measured. It has a line and a curve
+# up to its power, and beyond that the curve alone.
 CONCAVE_MULTIPLES = (2, 5, 20)
 # The score that a query is given for its own key, in nats. It is below 0, because the penalty works against
 # it: in every head, the weights of this key and its neighbour are then within float32's range.
@@ -85,7 +85,7 @@ def check(patched: Patched) -> Check:
 
 
 def lengths_to_measure(model: AlibiModel) -> tuple[Scaling, list[int]]:
-    """The numbers of tokens in the rows to measure, and the model's scaling with a trained length for them."""
+    """The model's scaling, with a trained length short enough to be measured, and the lengths of rows."""
     scaling, kind = model.scaling, model.family.kind
     stock, layers = model.stock({}), rows(scaling)
     longest = longest_row(kind, layers)

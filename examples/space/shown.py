@@ -91,15 +91,13 @@ def pictures(found: Inspection, longest: float, head: int) -> str:
         }
     else:
         nats = tuple(slope * scale for slope in found.slopes.stock)
-        before, after = (
-            UNSCALED.penalties(nats),
-            read_scaling(found.alibi_scaling).penalties(nats, int(longest)),
-        )
-        old, new = ([penalty.span for penalty in penalties] for penalties in (before, after))
+        stock = UNSCALED.penalties(nats)
+        scaled = read_scaling(found.alibi_scaling).penalties(nats, int(longest))
+        seen, sees = ([penalty.span for penalty in penalties] for penalties in (stock, scaled))
         head = min(head, len(nats) - 1)
         drawn = {
-            "How far each head sees, in tokens": _spans(old, new, trained, longest, "heads"),
-            f"Bias of head {head} by distance, in nats": _bias(before[head], after[head], trained, longest),
+            "How far each head sees, in tokens": _spans(seen, sees, trained, longest, "heads"),
+            f"Bias of head {head} by distance, in nats": _bias(stock[head], scaled[head], trained, longest),
         }
     key = '<p class="key"><i class="old"></i>as trained <i class="new"></i>scaled, at the longest input</p>'
     return key + "".join(

@@ -114,6 +114,14 @@ def test_channels(dtype: torch.dtype, trained: int, limit: float, power: int) ->
     assert worst < limit
 
 
+@pytest.mark.parametrize("power", POWERS)
+@pytest.mark.parametrize("trained", [2, 2048, 65536])
+def test_the_first_queries_have_no_curve(trained: int, power: int) -> None:
+    """Powers of how much longer the trained length is than their texts are not finite."""
+    channels = concave_query_channels(concave(trained, power), torch.tensor([[0, trained - 1]]), 0.1, SINGLE)
+    assert not channels[..., 8:].any()
+
+
 @pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE], ids=str)
 def test_padded_keys_have_no_curve(dtype: torch.dtype) -> None:
     real = torch.tensor([[False, True, True]])

@@ -27,20 +27,21 @@ class SlopeTable:
     stock: tuple[float, ...]
     """As trained."""
     scaled: tuple[float, ...] | None
-    """After scaling; None without scaling."""
+    """After scaling; None without scaling, and for a concave penalty, which is no slope."""
     factor: float | None
-    """The scale factor a of ``scaled``."""
+    """The scale factor a of ``scaled``; of a concave penalty, the tokens through the trained length."""
     at_length: int | None
     """Number of tokens at which a dynamic scaling has this factor; None for a static one."""
     layers: int = 1
     """If the layers' slopes differ: how many layers ``scaled`` is the geometric mean of."""
+    spans: tuple[float | None, ...] | None = None
+    """The distance in tokens at which each head's bias reaches -5 nats after scaling; None where it does not
+    within ``at_length`` tokens. None altogether without scaling, and for rotary positions."""
 
 
 EMPTY = SlopeTable((), None, None, None)
 CACHED = 1000
 """Tokens for which the size of the cache is given."""
-FOLDED = 8
-"""Channels that a converted ALiBi decoder appends to each head; see ``templates/ntk_alibi.py``."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,9 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
 
 def _needs(model: Model, scaling: Scaling, target: int | None, weights: Mapping[str, Any]) -> Needs:
     count, shape, trained = weights["parameters"], model.geometry, model.trained.tokens
-    channels = shape.head_dim + FOLDED * isinstance(model, AlibiModel)
+    channels = shape.head_dim
+    if isinstance(model, AlibiModel):
+        channels += scaling.folded_channels
     if target is None and trained is not None:
         target = 2 * trained if scaling.dynamic or not scaling.scaled else int(scaling.factor * trained)
     half = ITEM_BYTES["F16"]
@@ -197,5 +200,9 @@ def _slopes(model: Model, scaling: Scaling) -> SlopeTable:
     if not scaling.scaled:
         return SlopeTable(stock, None, None, None)
     length = 2 * scaling.train_length if scaling.dynamic else None
-    scaled = model.scaled(stock, averaged(scaling), length or 0)
-    return SlopeTable(stock, scaled, scaling.factor_at(length or 0), length, rows(scaling))
+    shown = averaged(scaling)
+    scaled = None if scaling.power is not None else model.scaled(stock, shown, length or 0)
+    spans = None
+    if isinstance(model, AlibiModel):
+        spans = tuple(penalty.span for penalty in model.penalties(stock, shown, length or 0))
+    return SlopeTable(stock, scaled, scaling.factor_at(length or 0), length, rows(scaling), spans)

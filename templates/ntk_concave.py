@@ -67,9 +67,9 @@ def concave_query_channels(
     slopes = (alibi.on(positions.device) if values is None else values)[0]
     tokens = (positions + 1).float()[:, None]
     lines, curves = coefficients(slopes, tokens, alibi.train_length, alibi.power)
-    # Up to the trained length, the curve is 0, and the power of the first tokens' ratio would be infinite.
-    shrink = (alibi.train_length / tokens).clamp(max=1.0)
-    weight = curves * to_power(shrink, alibi.power) / scaling
+    # Up to the trained length the curve is 0, and the power of a larger ratio would leave float32's range.
+    ratio = (alibi.train_length / tokens).clamp(max=1)
+    weight = curves * to_power(ratio, alibi.power) / scaling
     if dtype == torch.float16:
         is_far = tokens > near_length(alibi)
         near = split(weight * 2.0**NEAR_SCALE, 2, dtype)

@@ -52,7 +52,7 @@ class NtkDecoderConfig(NtkConfig):
 
     @property
     def folded_channels(self) -> int:
-        """8 for a slope (see ntk_alibi.py), and 8 more for the curve of a concave penalty (ntk_concave.py)."""
+        """8 for a slope, see ntk_alibi.py; for a concave penalty 8 more, see ntk_concave.py."""
         is_concave = self.alibi_scaling is not None and self.alibi_scaling.get("type") == "concave"
         return 16 if is_concave else 8
 

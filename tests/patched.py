@@ -20,7 +20,7 @@ from converter.families.templates import templates_folder
 from converter.model.alibi import AlibiModel
 from converter.model.open import read_model
 from converter.result import manifest
-from converter.scaling.scaling import METHODS
+from converter.scaling.scaling import CONCAVE, METHODS
 from converter.source.open import open_folder
 from converter.weights.files import sha256
 from tests import tiny
@@ -32,7 +32,8 @@ STOCK = tuple(tiny.STOCK)
 HEADS = (16, 12, 40)
 TRAIN_LENGTH = 24
 
-SCALED = tuple(method for method in METHODS if method != "none")
+SCALED = tuple(method for method in METHODS if method not in ("none", CONCAVE))
+"""The methods that scale slopes."""
 # From 12 to 192 tokens: this ramp keeps, partly scales and scales heads of 12 and more.
 MORE: dict[str, dict[str, Any]] = {"by-parts": {"ramp": (0.5, 8.0), "train_length": TRAIN_LENGTH}}
 STATIC: dict[str, dict[str, Any]] = {
@@ -50,7 +51,11 @@ DYNAMIC = {
     for method in SCALED
     for dynamic in ("length", "position")
 }
-SCALINGS: dict[str, dict[str, Any]] = {**STATIC, **DYNAMIC}
+SCALINGS: dict[str, dict[str, Any]] = {
+    **STATIC,
+    **DYNAMIC,
+    CONCAVE: {"method": CONCAVE, "train_length": TRAIN_LENGTH},
+}
 
 # With a row of exponents per layer; converted with ``scaled``.
 FITTED = ("fitted", "fitted-position")

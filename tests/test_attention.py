@@ -28,7 +28,7 @@ from tests.patched import FAMILIES, Convert, assert_logits, batch, load
 from tests.runners import FUNCTIONS, MakeRunner, Torch, expected
 from tests.test_continuous_batching import OLD, batched, prompts
 
-DYNAMIC = ("ntk-length", "ntk-position")
+DYNAMIC = ("ntk-length", "ntk-position", "concave")
 DOCUMENTS = (17, 1, 22)
 
 
@@ -96,7 +96,7 @@ def added(visible: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("family", "scaling", "function"),
-    dealt(FAMILIES, ("ntk", "ntk-position"), ("eager", "sdpa", "flex_attention")),
+    dealt(FAMILIES, ("ntk", "ntk-position", "concave"), ("eager", "sdpa", "flex_attention")),
 )
 def test_own_masks(converted: Convert, runner: MakeRunner, family: str, scaling: str, function: str) -> None:
     """A mask of four dimensions and positions: each path of a tree is a row of the reference."""

@@ -81,6 +81,7 @@ def batched(model: Any, rows: Sequence[list[int]]) -> list[Any]:
     [
         ("bloom", "fitted-position", "sdpa"),
         ("mpt", "ntk-position", "eager"),
+        ("falcon", "concave", "sdpa"),
         ("replit", "ntk", "sdpa"),
         pytest.param("refact", "ntk-position", "eager", marks=pytest.mark.slow),
         pytest.param("jais", "ntk", "sdpa", marks=pytest.mark.slow),

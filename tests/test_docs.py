@@ -92,7 +92,7 @@ def test_every_file_of_the_contributors_page_exists() -> None:
     files = re.findall(r"`((?:converter|templates|tests|docs)/[\w/.]+)`", page)
     assert len(files) > 15
     for file in files:
-        known = [file.replace("NAME", name) for name in ("mpt", "numbers", "slopes", "baichuan")]
+        known = [file.replace("NAME", name) for name in ("mpt", "numbers", "penalties", "baichuan")]
         assert any((ROOT / each).exists() for each in known), file
 
 

@@ -100,7 +100,10 @@ def decoded(model: Any, ids: np.ndarray, hardware: Hardware = CPU, advance: Any 
 
 @pytest.mark.parametrize(
     ("family", "scaling"),
-    [("bloom", "none"), ("baichuan", "ntk"), ("falcon", "linear-length"), ("mpt", "ntk-position")],
+    [
+        *(("bloom", "none"), ("baichuan", "ntk"), ("falcon", "linear-length"), ("mpt", "ntk-position")),
+        ("refact", "concave"),
+    ],
 )
 def test_losses_are_the_reference_s(converted: Convert, tmp_path: Path, family: str, scaling: str) -> None:
     folder = converted(family, 12, scaling)

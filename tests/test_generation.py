@@ -32,7 +32,7 @@ def by_hand(model, ids, mask):
     return ids
 
 
-@pytest.mark.parametrize(("family", "scaling"), dealt(FAMILIES, ["ntk", "ntk-position"]))
+@pytest.mark.parametrize(("family", "scaling"), dealt(FAMILIES, ["ntk", "ntk-position", "concave"]))
 def test_greedy_tokens_are_the_same_on_every_path(converted: Convert, family: str, scaling: str) -> None:
     model = load(converted(family, 12, scaling))
     ids, mask = batch(rows=2, length=40)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from converter.scaling.slopes import stock_slopes
 from tests import tiny
 from tests.conftest import MakeSource, Pristine, RunCli, edit_json, fingerprint
 from tests.patched import load
+from tests.reference.alibi import concave_penalties
 from tests.tiny import rotary
 
 ROOT = Path(__file__).parent.parent
@@ -58,6 +60,21 @@ def test_scaled_slopes_are_shown_beside_the_stock_ones(
     slopes = run("inspect", pristine("bloom", num_heads=12), "--json", *words.split()).json["slopes"]
     assert slopes["scaled"] == pytest.approx(scaling.slopes(stock_slopes(12)))
     assert (slopes["factor"], slopes["at_length"]) == (scaling.factor, at_length)
+
+
+def test_a_concave_penalty_has_spans_and_no_slopes(pristine: Pristine, run: RunCli) -> None:
+    """At twice the trained length; a head that does not reach 5 nats there has none."""
+    words = [pristine("bloom", num_heads=12), "--method", "concave", "--train-length", "64"]
+    table = run("inspect", *words, "--json").json["slopes"]
+    assert (table["scaled"], table["factor"], table["at_length"]) == (None, 2.0, 128)
+    for slope, span in zip(stock_slopes(12), table["spans"], strict=True):
+        farthest = concave_penalties(slope, 128, 64, 8, np.array([127.0]))
+        assert (span is None) == (farthest < 5)
+        if span is not None:
+            assert concave_penalties(slope, 128, 64, 8, np.array([span])) == pytest.approx([5.0])
+    shown = run("inspect", *words).out
+    assert "never" in shown
+    assert "scaling         concave" in shown
 
 
 @pytest.mark.parametrize(

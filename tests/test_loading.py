@@ -154,7 +154,7 @@ def test_a_plan_follows_its_layer_to_another_device() -> None:
     ("family", "scaling", "backend"),
     [
         *((family, "ntk-position", "aot_eager") for family in FAMILIES),
-        *(("bloom", scaling, "aot_eager") for scaling in ("ntk", "ntk-length", *FITTED)),
+        *(("bloom", scaling, "aot_eager") for scaling in ("ntk", "ntk-length", "concave", *FITTED)),
         ("bloom", "ntk", "inductor"),
     ],
 )

@@ -18,7 +18,7 @@ from tests.test_training import assert_same_gradients
 __all__ = ["warnings"]
 
 LENGTHS = (9, 40, 1, 26)
-SCALINGS = ("ntk-position", "ntk-length")
+SCALINGS = ("ntk-position", "ntk-length", "concave")
 FUNCTIONS = ("sdpa", "eager", "flash_attention_2")
 
 

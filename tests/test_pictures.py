@@ -25,7 +25,14 @@ from converter import convert
 from converter.errors import UsageError
 from converter.evaluation.results import Bucket, Measurement, Results
 from converter.pictures.curves import APART, draw_curves, draw_models
-from converter.pictures.per_head import card_figure, card_picture, draw_slopes, draw_span, draw_wavelengths
+from converter.pictures.per_head import (
+    card_figure,
+    card_picture,
+    draw_penalty,
+    draw_slopes,
+    draw_span,
+    draw_wavelengths,
+)
 from converter.pictures.plotting import curves, plot
 from converter.pictures.positions import Positions, read
 from converter.pictures.style import DPI, MARGIN, MOST_LINES, WIDEST_LABEL, plain, render
@@ -33,11 +40,12 @@ from converter.scaling.scaling import Scaling
 from converter.scaling.slopes import stock_slopes
 from tests import tiny
 from tests.conftest import Pristine, Refused, RunCli, fingerprint
-from tests.reference.alibi import press_slopes, scaled_slopes
+from tests.reference.alibi import concave_penalties, press_slopes, scaled_slopes
 
 ROOT = Path(__file__).parent.parent
 PNG = b"\x89PNG\r\n\x1a\n"
 HEADS = (1, 12, 112)
+OF_A_MODEL = ["slopes.png", "span.png", "penalty.png"]
 HOSTILE = ("$\\frac{1$", "a$b$c^^", "\x00\x1b[31mred\n", "模型-13B", "_hidden", "x" * 500, "", '<&">')
 
 
@@ -91,6 +99,33 @@ def test_slopes_and_spans_of_every_head(heads: int) -> None:
     reach = series(draw_span(falcon).axes[0])
     np.testing.assert_allclose(reach["stock"], 5 * 8 / stock, rtol=1e-12)
     assert "0.125" in draw_slopes(falcon).axes[0].get_ylabel()
+
+
+def test_a_concave_penalty_has_no_slopes() -> None:
+    """Its spans are where the formula reaches 5 nats; a head that never does has none."""
+    drawn = model(8, Scaling("concave", dynamic="position", train_length=2048, power=8))
+    labels = [f"concave by position, at {tokens} tokens" for tokens in (4096, 8192)]
+    assert list(series(draw_slopes(drawn).axes[0])) == ["stock"]
+    reach = series(draw_span(drawn).axes[0])
+    assert list(reach) == ["stock", *labels]
+    for label, tokens in zip(labels, (4096, 8192), strict=True):
+        for slope, span in zip(press_slopes(8), reach[label], strict=True):
+            farthest = concave_penalties(slope, tokens, 2048, 8, np.array([tokens - 1.0]))
+            assert np.isnan(span) == (farthest < 5)
+            if farthest >= 5:
+                assert concave_penalties(slope, tokens, 2048, 8, np.array([span])) == pytest.approx([5.0])
+    # Head 7 sees 1280 tokens, which is nearest to the trained length.
+    axes = draw_penalty(drawn).axes[0]
+    assert axes.get_title("left") == "Penalty of head 7 by distance"
+    for line, label in zip(axes.get_lines()[1:], labels, strict=True):
+        assert line.get_label() == label
+        distances = np.asarray(line.get_xdata(), dtype=np.float64)
+        tokens = int(distances[-1])
+        wanted = concave_penalties(2.0**-8, tokens, 2048, 8, distances)
+        np.testing.assert_allclose(
+            np.asarray(line.get_ydata(), dtype=np.float64), wanted, rtol=1e-9, atol=1e-12
+        )
+    assert card_figure(drawn).axes[0].get_title("left") == "Penalty of head 7"
 
 
 @pytest.mark.parametrize(
@@ -366,15 +401,15 @@ def test_what_is_read_of_a_model(tmp_path: Path, family: str, scale: float) -> N
 @pytest.mark.parametrize(
     ("name", "own", "words", "drawn"),
     [
-        ("bloom", None, "", ["slopes.png", "span.png"]),
-        ("bloom", 4, "", ["slopes.png", "span.png"]),  # its own scaling
+        ("bloom", None, "", OF_A_MODEL),
+        ("bloom", 4, "", OF_A_MODEL),  # its own scaling
         (
             "bloom",
             None,
             "--methods none,by-parts --scales 2 --ramp 0.125 0.5 --ramp 0.25 0.5 --train-length 64",
-            ["slopes.png", "span.png"],
+            OF_A_MODEL,
         ),
-        ("falcon", None, "--dynamic position --rates 2 --train-length 64", ["slopes.png", "span.png"]),
+        ("falcon", None, "--dynamic position --rates 2 --train-length 64", OF_A_MODEL),
         ("llama", None, "--scales 2", ["wavelengths.png"]),
     ],
 )

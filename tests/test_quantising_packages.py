@@ -31,7 +31,9 @@ def test_int8_weights_of_torchao(converted: Convert, family: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "scaling"), [*((family, "ntk-position") for family in FAMILIES), ("bloom", "concave")]
+)
 @pytest.mark.parametrize(
     ("package", "settings", "bound"),
     [
@@ -41,11 +43,11 @@ def test_int8_weights_of_torchao(converted: Convert, family: str) -> None:
     ids=["quanto", "hqq"],
 )
 def test_quantised_caches(
-    converted: Convert, family: str, package: str, settings: dict[str, Any], bound: float
+    converted: Convert, family: str, scaling: str, package: str, settings: dict[str, Any], bound: float
 ) -> None:
     """Keys are folded after they leave such a cache: rounded positions would be worth nothing."""
     pytest.importorskip(package)
-    model = load(converted(family, 16, "ntk-position"))
+    model = load(converted(family, 16, scaling))
     ids, mask = batch(rows=2, length=60)
     cached, plain = (
         model.generate(

@@ -34,6 +34,9 @@ def dynamic(method: str, basis: str, rate: float = 1.0, **more: Any) -> dict[str
     return {"type": method, "train_seq_len": 2048, "dynamic": basis, "rate": rate, **more}
 
 
+CONCAVE = {"type": "concave", "train_seq_len": 2048, "dynamic": "position", "power": 8}
+
+
 def by_parts(basis: str, rate: float = 1.0) -> dict[str, Any]:
     return dynamic("by-parts", basis, rate, ramp=[256.0, 1024.0])
 
@@ -60,6 +63,8 @@ def by_parts(basis: str, rate: float = 1.0) -> dict[str, Any]:
         ({"rate": 2.0}, by_parts("position", 2.0)),
         ({"method": "by-parts"}, by_parts("position")),
         ({"method": "ntk"}, dynamic("ntk", "position")),
+        ({"method": "concave"}, CONCAVE),
+        ({"method": "concave", "dynamic": "position"}, CONCAVE),
     ],
 )
 def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | None) -> None:
@@ -92,11 +97,19 @@ NO_RAMP = "is not a ramp; give two parts of the trained length"
         *(({"dynamic": "length", "rate": rate}, f"`rate` {rate} is out of") for rate in (0, INF, NAN)),
         ({"dynamic": "length", "rate": 1e308}, "`rate` 1e+308 is out of range"),
         ({"dynamic": "sometimes"}, "`dynamic` 'sometimes'"),
-        ({"method": "yarn", "scale": 2.0}, "`method` 'yarn' is unknown; choose one of ntk, by-parts, linear"),
+        (
+            {"method": "yarn", "scale": 2.0},
+            "`method` 'yarn' is unknown; choose one of ntk, by-parts, concave",
+        ),
         *(
             ({"method": "none", **more}, f"`method` none cannot be combined with `{next(iter(more))}`")
             for more in ({"scale": 2.0}, {"target_length": 4096}, {"dynamic": "length"}, {"rate": 1.0})
         ),
+        *(
+            ({"method": "concave", **more}, f"`method` concave cannot be combined with `{next(iter(more))}`")
+            for more in ({"scale": 2.0}, {"target_length": 4096}, {"dynamic": "length"}, {"rate": 1.0})
+        ),
+        ({"method": "concave", "ramp": (0.1, 0.5)}, "`ramp` needs `method` by-parts"),
         ({"target_length": 0}, "`target_length` 0"),
         ({"scale": 2.0, "train_length": -1}, "`train_length` -1"),
         ({"scale": 2.0, "train_length": 1 << 40}, f"`train_length` {1 << 40}"),
@@ -137,6 +150,7 @@ def test_requests_that_make_no_sense(options: dict[str, Any], words: str) -> Non
             DECODER,
             "^`method` by-parts needs the",
         ),
+        ({"method": "concave"}, UNKNOWN, DECODER, "^`method` concave needs the trained length"),
     ],
 )
 def test_requests_that_a_model_cannot_meet(
@@ -179,6 +193,15 @@ def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected:
         {"type": "fitted", "factor": 2.0, "exponents": [[0, 1]], "temperature": 0.2},
         {"type": "by-parts", "factor": 2.0},
         {"type": "by-parts", "train_seq_len": 2048, "ramp": None},
+        *(
+            {key: value for key, value in {**CONCAVE, **changes}.items() if value != "left out"}
+            for changes in [
+                *({"power": power} for power in (4, 7, 8.5, "8", True, None, "left out")),
+                *({"dynamic": dynamic} for dynamic in ("length", None, "left out")),
+                *({"train_seq_len": length} for length in (0, 2048.5, None, "left out")),
+                *({"rate": 1.0}, {"factor": 2.0}, {"ramp": [128, 512]}),
+            ]
+        ),
         *(
             {"type": "by-parts", "factor": 2.0, "ramp": ramp}
             # The logarithms of the third are equal.
@@ -226,6 +249,11 @@ def test_dynamic_factor_grows_from_one(tokens: int, rate: float, basis: Any) -> 
             Scaling("by-parts", dynamic="position", rate=4 / 3, train_length=2048, ramp=(128.0, 512.0)),
             "by-parts, position-dynamic, rate 1.3333333333333333 from 2048 tokens, ramp 128 to 512 tokens",
             "--method by-parts --dynamic position --rate 1.3333333333333333 --ramp 0.0625 0.25",
+        ),
+        (
+            Scaling("concave", dynamic="position", train_length=2048, power=8),
+            "concave, position-dynamic, power 8 from 2048 tokens",
+            "--method concave",
         ),
         (
             Scaling("fitted", 2.0, exponents=((0.0, 1.0),), temperatures=((0.25, 0.0),)),

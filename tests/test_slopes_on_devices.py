@@ -43,7 +43,10 @@ def inputs(family: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("family", "scaling"),
-    dealt(["bloom", "falcon", *tiny.ENCODERS], ["none", "ntk", "ntk-length", "ntk-position"], each=1),
+    [
+        *dealt(["bloom", "falcon", *tiny.ENCODERS], ["none", "ntk", "ntk-length", "ntk-position"], each=1),
+        ("mpt", "concave"),
+    ],
 )
 def test_slopes_are_uploaded_once(converted: Convert, family: str, scaling: str) -> None:
     model = load(converted(family, 12, scaling), AutoModel)

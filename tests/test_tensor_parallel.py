@@ -82,7 +82,7 @@ def undivided(both: list[dict[str, Any]], name: str) -> bool:
 
 def test_two_processes_give_the_logits_of_one(tmp_path: Path) -> None:
     right = {name: ("tensor_parallel", build(tmp_path, name, name)) for name in ("bloom", "replit")}
-    for scaling in ("fitted-position", "by-parts-position-tempered"):
+    for scaling in ("fitted-position", "by-parts-position-tempered", "concave"):
         right[scaling] = ("tensor_parallel", build(tmp_path, scaling, "bloom", scaling=scaling))
     others = {
         "rows": ("tensor_parallel", build(tmp_path, "rows", "replit")),
@@ -115,7 +115,7 @@ def test_every_family_is_divided_right(tmp_path: Path) -> None:
     models = {
         f"{family}-{scaling}-{heads}": (family, heads, scaling, {})
         for family in DIVIDED
-        for scaling, heads in (("ntk", 4), ("ntk-length", 4), ("ntk-position", 12))
+        for scaling, heads in (("ntk", 4), ("ntk-length", 4), ("ntk-position", 12), ("concave", 4))
     }
     models |= {
         name: (family, 4, "ntk-position", changes)

@@ -62,7 +62,11 @@ def assert_same_gradients(first, second):
 
 @pytest.mark.parametrize(
     ("name", "scaling"),
-    [*((name, "ntk-position") for name in MODELS), *((layer, "ntk") for layer in LAYERS)],
+    [
+        *((name, "ntk-position") for name in MODELS),
+        *((layer, "ntk") for layer in LAYERS),
+        ("falcon", "concave"),
+    ],
 )
 def test_gradients_are_those_of_plain_attention(model, monkeypatch, name: str, scaling: str) -> None:
     make = model(name, 12, scaling)
@@ -83,6 +87,7 @@ def test_gradients_are_those_of_plain_attention(model, monkeypatch, name: str, s
         *((name, "ntk", number % 2 == 0) for number, name in enumerate(FAMILIES)),
         *((layer, "ntk-position", number % 2 == 0) for number, layer in enumerate(LAYERS)),
         ("bloom", "fitted-position", False),
+        ("bloom", "concave", True),
     ],
 )
 def test_gradient_checkpointing(model, name: str, scaling: str, reentrant: bool) -> None:

@@ -154,7 +154,7 @@ def test_an_index_that_transformers_cannot_load_is_caught(
 
 
 Mistakes = dict[str, tuple[str, str]]
-SLOPE, FUSED, TILED = "runs with slope", "fused attention differs", "tiled attention differs"
+SLOPE, FUSED, TILED = "runs with a penalty", "fused attention differs", "tiled attention differs"
 LAYER, QUERIES = r"head \d+ of layer [01] runs with", r"queries .* at \d+ tokens, not"
 NOT_SCALED = {
     "not-scaled": ("[m * factor**-t for m, t in zip(slopes, row, strict=True)]", "list(slopes)"),
@@ -216,6 +216,18 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
     ),
     ("bloom", "ntk-length", SLOPE, {"rate": ("self.rate * lengths.float()", "lengths.float()")}),
     ("bloom", "by-parts", SLOPE, SPAN),
+    (
+        "bloom",
+        "concave",
+        SLOPE,
+        {
+            "whole-line": ("(slopes - power * curves / tokens)", "(slopes + 0 * curves)"),
+            "other-end": ("tokens / power)", "tokens / 2)"),
+            "no-curve": ("keys <= alibi.train_length", "True"),
+            "curve-unscaled": ("alibi.power) / scaling", "alibi.power)"),
+            "other-keys": ("(positions.to(wide) + 1)", "positions.to(wide)"),
+        },
+    ),
     ("falcon", "by-parts", SLOPE, SPAN),
     ("mpt", "by-parts-length", SLOPE, SPAN),
     (
@@ -225,7 +237,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         {"bias-max": ('config.attn_config.get("alibi_bias_max", 8)', "8")},
     ),
     ("falcon", "ntk", SLOPE, {"bias-twice": ("slope * config.score_scale for", "slope for")}),
-    *(("bloom", fitted, f"{LAYER} slope", OTHER_LAYERS) for fitted in FITTED),
+    *(("bloom", fitted, f"{LAYER} a penalty", OTHER_LAYERS) for fitted in FITTED),
     (
         "bloom",
         "fitted",
@@ -251,7 +263,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
     (
         "bloom",
         "fitted-position",
-        rf"{LAYER} slope .* at \d+ tokens, not",
+        rf"{LAYER} a penalty .* tokens, not",
         {
             "temperatures-of-the-bias-too": (
                 "fold(query, channels)",
@@ -588,7 +600,7 @@ def test_a_mistake_of_one_percent_in_the_flattest_head(
 ) -> None:
     mistaken("[m * factor**-t for", "[m * factor**-t * (1.01 if t == 1 else 1) for")
     source = (tiny.FACTORIES | tiny.ENCODERS)[family](tmp_path / "source", 4)
-    with pytest.raises(VerificationError, match="head 3 runs with slope"):
+    with pytest.raises(VerificationError, match="head 3 runs with a penalty"):
         convert(source, tmp_path / "out", scale=factor, train_length=64)
 
 

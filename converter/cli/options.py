@@ -88,7 +88,7 @@ trial_options = options(
         "--methods",
         type=Listed("LIST", str, METHODS),
         default="",
-        help="Methods to compare, e.g. none,by-parts,ntk.",
+        help="Methods to compare, e.g. none,concave,by-parts.",
     ),
     scaling_option(
         "--scales", type=Listed("LIST", float), default="", help="Scale factors of each method, e.g. 2,4."

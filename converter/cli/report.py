@@ -291,6 +291,8 @@ def inspection(found: Inspection) -> str:
 
 def _positions(row: str, table: SlopeTable) -> list[str]:
     """A line for each slope or frequency; ``row`` is what has one."""
+    if table.scaled is None and table.spans is not None:
+        return _concave_spans(table, table.spans)
     if table.scaled is None or table.factor is None:
         return [f"{row:11}stock", *(f"{n:4}  {stock:10.8f}" for n, stock in enumerate(table.stock))]
     where = f"factor {number_text(table.factor)}"
@@ -301,6 +303,15 @@ def _positions(row: str, table: SlopeTable) -> list[str]:
     lines = [f"{row:11}stock      scaled  divided by ({where})"]
     for n, (stock, scaled) in enumerate(zip(table.stock, table.scaled, strict=True)):
         lines.append(f"{n:4}  {stock:10.8f}  {scaled:10.8f}  {stock / scaled:.4f}")
+    return lines
+
+
+def _concave_spans(table: SlopeTable, spans: Sequence[float | None]) -> list[str]:
+    """A line for each head, with the distance at which its concave penalty reaches 5 nats."""
+    lines = [f"head       stock slope  5 nats at distance (among {table.at_length} tokens)"]
+    for n, (stock, span) in enumerate(zip(table.stock, spans, strict=True)):
+        reached = "never" if span is None else f"{span:.1f}"
+        lines.append(f"{n:4}  {stock:16.8f}  {reached}")
     return lines
 
 

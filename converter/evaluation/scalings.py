@@ -13,7 +13,7 @@ from converter.model.model import Model
 from converter.model.open import SourceOptions
 from converter.model.overrides import set_values
 from converter.scaling.request import BY_PARTS, NTK, Parts, Request, request_for
-from converter.scaling.scaling import CONCAVE, UNSCALED, Basis, Method, Scaling
+from converter.scaling.scaling import CONCAVE, POWER, UNSCALED, Basis, Method, Scaling
 
 RATES = (1.0, 2.0)
 """Rates of the dynamic scalings that ``tune`` tries."""
@@ -29,8 +29,9 @@ def grid(
 ) -> list[Request]:
     """Every method with every scale, and with every dynamic form and rate.
 
-    ``none`` comes first, and once; ``concave`` has one form, and comes last. Without ``rates`` the dynamic forms have rate 1, and without ``ramps`` by-parts has the model's own ramp.
-    Raises ``UsageError`` for a method without a strength, or a strength without a method.
+    ``none`` comes first, and once; ``concave``, which has no strength, comes last. Without ``rates`` the
+    dynamic forms have rate 1, and without ``ramps`` by-parts has the model's own ramp. Raises ``UsageError``
+    for a method without a strength, or a strength without a method.
     """
     scaling_methods = [method for method in dict.fromkeys(methods) if method not in ("none", CONCAVE)]
     _check_grid(scaling_methods, scales, dynamic, rates, ramps)
@@ -84,9 +85,9 @@ def _check_grid(
 def candidates(model: Model, trained: int, target: int) -> list[Scaling]:
     """The scalings to try, without those that the model cannot compute.
 
-    With r = target / trained, they are: none; position-dynamic by-parts and ntk with rates 1 and 2; ntk with
-    factors r / 2, r and 2 r, since on published and small models factors above and below r were best;
-    by-parts with r and 2 r; linear with r / 2 and r.
+    With r = target / trained, they are: none; concave; position-dynamic by-parts and ntk with rates 1 and 2;
+    ntk with factors r / 2, r and 2 r, since on published and small models factors above and below r were
+    best; by-parts with r and 2 r; linear with r / 2 and r.
     Length-dynamic scalings are tried for encoders, and for models without position-dynamic ones (rotary
     models). In other decoders they would change the scaling of text already read while the model generates,
     and small models retrieved no more with them.
@@ -100,6 +101,7 @@ def candidates(model: Model, trained: int, target: int) -> list[Scaling]:
     for rate in RATES:
         by_position.append(Scaling(NTK, dynamic="position", rate=rate, train_length=trained))
     by_length = [replace(scaling, dynamic="length") for scaling in by_position]
+    concave = Scaling(CONCAVE, dynamic="position", train_length=trained, power=POWER)
     # Half of a small ratio would be no factor.
     ntk_factors = [factor for factor in (ratio / 2, ratio, 2 * ratio) if factor > 1]
     linear_factors = [factor for factor in (ratio / 2, ratio) if factor > 1]
@@ -108,7 +110,7 @@ def candidates(model: Model, trained: int, target: int) -> list[Scaling]:
         *(Scaling(BY_PARTS, factor, ramp) for factor in (ratio, 2 * ratio)),
         *(Scaling("linear", factor) for factor in linear_factors),
     ]
-    dynamic = _possible(model, by_position)
+    dynamic = _possible(model, [concave, *by_position])
     if not model.decoder or not dynamic:
         dynamic = [*_possible(model, by_length), *dynamic]
     return [UNSCALED, *dynamic, *_possible(model, static)]

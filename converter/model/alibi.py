@@ -18,6 +18,7 @@ from converter.families.checks import check_wrapper
 from converter.families.family import UNREAD
 from converter.model.model import Model
 from converter.model.words import Words, alibi_words
+from converter.scaling.penalty import Penalty
 from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength
 from converter.scaling.scaling import CONCAVE, DYNAMIC_REACH, Scaling, rows, stretched
 from converter.scaling.slopes import NATS, SEEN, Slopes, longest_row, span_of
@@ -143,8 +144,8 @@ class AlibiModel(Model):
         if scaling.method == CONCAVE:
             if not self.decoder:
                 raise UsageError(
-                    f"{option.method} {CONCAVE} is for decoders: an encoder's keys lie on both sides of a query, "
-                    f"where fused attention cannot compute it; leave out {option.method}"
+                    f"{option.method} {CONCAVE} is for decoders: an encoder has keys on both sides, "
+                    f"where no fused attention computes it; leave out {option.method}"
                 )
             return
         self._check_strength(scaling)
@@ -303,6 +304,11 @@ class AlibiModel(Model):
 
     def scaled(self, stock: Slopes, scaling: Scaling, tokens: int, layer: int = 0) -> Slopes:
         return stretched(scaling, self.bias_scale).slopes(stock, tokens, layer)
+
+    def penalties(self, stock: Slopes, scaling: Scaling, tokens: int, layer: int = 0) -> tuple[Penalty, ...]:
+        """What each head takes from the score of a key, in nats, in a sequence of ``tokens`` tokens."""
+        nats = tuple(slope * self.bias_scale for slope in stock)
+        return scaling.penalties(nats, tokens, layer)
 
     @property
     def bias_scale(self) -> float:

@@ -42,10 +42,11 @@ class Words:
 def alibi_words(family: Family, scaling: Scaling, config: Config) -> Words:
     """The texts for scaled ALiBi slopes; ``config`` is the result's."""
     stock_class = config["architectures"][0].removeprefix("Ntk")
+    what = "ALiBi slopes" if scaling.power is None else "ALiBi penalty"
     how = f"scaled for longer contexts: {scaling}" if scaling.scaled else "not scaled at all"
     return Words(
         kind="ALiBi",
-        scaled=f"ALiBi slopes {how}",
+        scaled=f"{what} {how}",
         differs="the attention's code and `config.json` differ",
         notes=TRUST + (STOCK_NOTES.format(stock_class=stock_class) if family.stock else OWN_NOTES),
         auto_class=auto_class(config),

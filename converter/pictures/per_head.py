@@ -1,4 +1,4 @@
-"""Draws slopes and attention spans of every head, stock and scaled, and wavelengths of every rotary pair.
+"""Draws slopes and attention spans of every head, the penalty of one, and wavelengths of every rotary pair.
 
 Every conversion draws the picture of its card, so that one is fast and small.
 """
@@ -6,40 +6,51 @@ Every conversion draws the picture of its card, so that one is fast and small.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
 from converter.pictures import style
-from converter.pictures.positions import Positions, Values
+from converter.pictures.positions import Positions, Variant
 from converter.pictures.style import MOST_LINES, log2_axis, plain, power_text, styled
 from converter.scaling.slopes import NATS
 
+POINTS = 200
+"""Of a line of penalties."""
 SHAPE, CARD = (7.5, 3.8), (8.8, 3.1)
 """Width and height of a picture, and of a card's, in inches without the legend."""
 
 
-def spans(slopes: Iterable[float], bias_scale: float) -> list[float]:
-    """The distance in tokens at which each head's bias, slope * bias_scale * distance, reaches ``NATS``."""
-    return [NATS / max(slope * bias_scale, sys.float_info.min) for slope in slopes]
+def spans(variant: Variant) -> list[float]:
+    """The distance in tokens at which each head's bias reaches -``NATS``; NaN for a head that never does."""
+    return [math.nan if penalty.span is None else penalty.span for penalty in variant.penalties]
 
 
 @styled
 def draw_slopes(drawn: Positions) -> Figure:
     """Draws the slope of every head on a logarithmic axis, in the order of the heads.
 
-    If the number of heads is not a power of two, the slopes start again at the first extra head.
+    A concave penalty has none, and is left out. If the number of heads is not a power of two, the slopes
+    start again at the first extra head.
     """
     return _figure(drawn, slopes_panel, "Slope of each head")
 
 
 @styled
 def draw_span(drawn: Positions) -> Figure:
-    """Draws the attention span of every head: the distance in tokens at which its bias reaches -``NATS``."""
+    """Draws the attention span of every head: the distance in tokens at which its bias reaches -``NATS``.
+
+    A head whose concave penalty does not reach it within the text has no mark.
+    """
     return _figure(drawn, span_panel, f"Attention span: distance at which the bias is -{NATS:g} nats")
+
+
+@styled
+def draw_penalty(drawn: Positions) -> Figure:
+    """Draws the penalty of one head by distance: the one whose stock span is nearest the trained length."""
+    return _figure(drawn, penalty_panel, f"Penalty of head {shown_head(drawn)} by distance")
 
 
 @styled
@@ -50,7 +61,10 @@ def draw_wavelengths(drawn: Positions) -> Figure:
 
 @styled
 def card_figure(drawn: Positions) -> Figure:
-    """Slopes and attention span side by side; for a rotary model, its wavelengths."""
+    """Slopes and attention span side by side; for a rotary model, its wavelengths.
+
+    A concave penalty has no slopes; one head's penalty by distance takes their place.
+    """
     figure = Figure(CARD)
     figure.subplots_adjust(wspace=0.35, bottom=0.15)
     if drawn.rotary:
@@ -59,8 +73,12 @@ def card_figure(drawn: Positions) -> Figure:
         axes.set_title("Wavelength of each pair of channels")
     else:
         axes, right = figure.subplots(1, 2)
-        slopes_panel(axes, drawn)
-        axes.set_title("Slope of each head")
+        if any(scaling.power is not None for scaling in drawn.scalings):
+            penalty_panel(axes, drawn)
+            axes.set_title(f"Penalty of head {shown_head(drawn)}")
+        else:
+            slopes_panel(axes, drawn)
+            axes.set_title("Slope of each head")
         span_panel(right, drawn)
         right.set_title(f"Attention span: bias of -{NATS:g} nats")
     style.legend(figure, axes, _note(drawn))
@@ -86,18 +104,40 @@ def slopes_panel(axes: Axes, drawn: Positions) -> None:
     """``draw_slopes`` into existing axes."""
     scale = "" if drawn.bias_scale == 1 else f" (bias per token: {drawn.bias_scale:.3g} times this)"
     up = f"slope{scale or ', nats per token'}"
-    _draw(axes, drawn, lambda slopes: slopes, "head", up, mark=False)
+    _draw(axes, drawn, lambda variant: variant.values, "head", up, mark=False)
 
 
 def span_panel(axes: Axes, drawn: Positions) -> None:
     """``draw_span`` into existing axes."""
-    _draw(axes, drawn, lambda slopes: spans(slopes, drawn.bias_scale), "head", "span, tokens")
+    _draw(axes, drawn, spans, "head", "span, tokens")
+
+
+def penalty_panel(axes: Axes, drawn: Positions) -> None:
+    """``draw_penalty`` into existing axes."""
+    head = shown_head(drawn)
+    for index, variant in enumerate(drawn.variants[:MOST_LINES]):
+        penalty = variant.penalties[head]
+        longest = variant.tokens or drawn.train_length or spans(variant)[head]
+        distances = [longest * point / POINTS for point in range(POINTS + 1)]
+        look = style.look(index) | {"marker": ""}
+        axes.plot(distances, [penalty.at(each) for each in distances], label=variant.label, **look)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("distance, tokens")
+    axes.set_ylabel("penalty, nats")
+
+
+def shown_head(drawn: Positions) -> int:
+    """The head whose stock span is nearest the trained length; the flattest if that length is not known."""
+    found = [NATS / penalty.line for penalty in drawn.variants[0].penalties]
+    wanted = drawn.train_length or max(found)
+    return min(range(len(found)), key=lambda head: abs(math.log(found[head] / wanted)))
 
 
 def wavelengths_panel(axes: Axes, drawn: Positions) -> None:
     """``draw_wavelengths`` into existing axes."""
     across, up = "pair of channels", "wavelength, tokens"
-    _draw(axes, drawn, lambda frequencies: [2 * math.pi / each for each in frequencies], across, up)
+    _draw(axes, drawn, lambda variant: [2 * math.pi / each for each in variant.values or ()], across, up)
 
 
 def _note(drawn: Positions) -> str | None:
@@ -111,15 +151,19 @@ def _note(drawn: Positions) -> str | None:
 def _draw(
     axes: Axes,
     drawn: Positions,
-    height: Callable[[Values], Sequence[float]],
+    height: Callable[[Variant], Sequence[float] | None],
     across: str,
     up: str,
     *,
     mark: bool = True,
 ) -> None:
-    """Draws one series per variant, with markers only, since there is nothing between two heads."""
-    variants = drawn.variants[:MOST_LINES]
-    series = [height(variant.values) for variant in variants]
+    """Draws one series per variant, with markers only, since there is nothing between two heads.
+
+    A variant without heights is left out.
+    """
+    heights = [(variant, height(variant)) for variant in drawn.variants[:MOST_LINES]]
+    variants = [variant for variant, values in heights if values is not None]
+    series = [values for _, values in heights if values is not None]
     # Stock markers are filled and the others hollow: both are visible where a scaling changes nothing.
     heads = len(drawn.stock)
     size = 7.0 if heads <= 20 else 5.0 if heads <= 48 else 3.5
@@ -131,7 +175,8 @@ def _draw(
     axes.xaxis.set_major_locator(FixedLocator(range(0, heads, step)))
     axes.set_xlim(-0.6, heads - 0.4)
     lengths = _mark_lengths(axes, drawn) if mark else []
-    log2_axis(axes, "y", [*(value for values in series for value in values), *lengths], power_text)
+    shown = [value for values in series for value in values if not math.isnan(value)]
+    log2_axis(axes, "y", [*shown, *lengths], power_text)
     axes.set_xlabel(across)
     axes.set_ylabel(up)
 

@@ -15,7 +15,7 @@ from converter.errors import OutputError, UsageError, option
 from converter.evaluation.results import RESULTS, Results
 from converter.evaluation.scalings import grid as trials
 from converter.pictures.curves import draw_curves, draw_models
-from converter.pictures.per_head import draw_slopes, draw_span, draw_wavelengths
+from converter.pictures.per_head import draw_penalty, draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.positions import Positions, read
 from converter.pictures.style import render
 from converter.result.outputs import check_folder, write_files
@@ -45,7 +45,7 @@ def plot(
     overwrite: bool = False,
     **source: Unpack[SourceOptions],
 ) -> list[Path]:
-    """Draws a model's slopes and attention spans, or the curves of an evaluation.
+    """Draws a model's slopes, attention spans and penalties, or the curves of an evaluation.
 
     Args:
         subject: a checkpoint, stock or converted (a local folder or a Hub id); or results, or their file.
@@ -117,6 +117,7 @@ def _of_model(model: Positions) -> Iterator[tuple[str, Figure]]:
     else:
         yield "slopes", draw_slopes(model)
         yield "span", draw_span(model)
+        yield "penalty", draw_penalty(model)
 
 
 def _of_results(results: Results) -> Iterator[tuple[str, Figure]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,8 +11,9 @@ from converter.config import LONGEST, Config
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.open import open_model
+from converter.scaling.penalty import Penalty
 from converter.scaling.request import Request
-from converter.scaling.scaling import Scaling, averaged, rows, short_names
+from converter.scaling.scaling import UNSCALED, Scaling, averaged, rows, short_names
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +33,10 @@ class Variant:
     """The slopes or frequencies under one scaling, at one length."""
 
     label: str
-    values: Values
+    values: Values | None
+    """None for a concave penalty, which is no slope."""
+    penalties: tuple[Penalty, ...]
+    """One per head, in nats; empty for rotary positions."""
     tokens: float | None
     """The length they are meant for: for a static scaling, factor times trained length; None if not known."""
 
@@ -65,21 +70,31 @@ class Positions:
     @property
     def variants(self) -> list[Variant]:
         """Stock first; a dynamic scaling has one variant for each of its ``dynamic_lengths``."""
-        found = [Variant(STOCK, self.stock, self.train_length)]
+        found = [Variant(STOCK, self.stock, self.penalties_at(UNSCALED, 0), self.train_length)]
         for scaling, label in self.labels.items():
             if not scaling.dynamic:
                 factor = scaling.factor_at(0)
                 tokens = None if self.train_length is None else min(factor * self.train_length, LONGEST)
-                found.append(Variant(label, self.slopes_at(scaling, 0), tokens))
+                found.append(
+                    Variant(label, self.slopes_at(scaling, 0), self.penalties_at(scaling, 0), tokens)
+                )
                 continue
             for length in dynamic_lengths(scaling):
-                values = self.slopes_at(scaling, length)
-                found.append(Variant(f"{label}, at {length} tokens", values, length))
+                values = None if scaling.power is not None else self.slopes_at(scaling, length)
+                penalties = self.penalties_at(scaling, length)
+                found.append(Variant(f"{label}, at {length} tokens", values, penalties, length))
         return found
 
     def slopes_at(self, scaling: Scaling, tokens: int) -> Values:
         """The values for a row of ``tokens`` tokens; the layers' geometric mean if they differ."""
         return self.scale(self.stock, averaged(scaling), tokens)
+
+    def penalties_at(self, scaling: Scaling, tokens: int) -> tuple[Penalty, ...]:
+        """The heads' penalties in nats for a row of ``tokens`` tokens; empty for rotary positions."""
+        if self.rotary:
+            return ()
+        nats = tuple(max(slope * self.bias_scale, sys.float_info.min) for slope in self.stock)
+        return averaged(scaling).penalties(nats, tokens)
 
     @property
     def target_length(self) -> float | None:

@@ -17,7 +17,6 @@ from converter.families.family import TASKS
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.words import Words
-from converter.scaling.scaling import DYNAMIC_REACH
 from converter.source.hub import is_hub_id, is_repo_id
 from converter.source.source import CARD, plain_text
 from converter.source.tokenizer import Tokenizer
@@ -457,8 +456,7 @@ def _serve_with_vllm(repository: Model, place: str) -> str:
     scaling = repository.scaling
     if repository.decoder and scaling.dynamic == "length":
         return REFUSED.format(why=LENGTH_DYNAMIC)
-    factor = DYNAMIC_REACH if scaling.dynamic else scaling.factor_at(0)
-    length = _input_limit(repository) or round((repository.trained.tokens or TRAINED) * factor)
+    length = _input_limit(repository) or round((repository.trained.tokens or TRAINED) * scaling.reach)
     return SERVE.format(command=_serve_command(place), length=length)
 
 

@@ -172,7 +172,7 @@ def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
     method, model_type, reads = scaling.method, rotary.model.model_type, rotary.model.reads
     if method not in ROTARY_METHODS:
         given = option.slopes if method == FITTED else f"{option.method} {method}"
-        return f"{given} scales slopes only, and the rotary {model_type!r} has none; give {option.method} ntk"
+        return f"{given} is for ALiBi only, and {model_type!r} is rotary; give {option.method} ntk"
     if method == "ntk" and rotary.dim == 2:
         return (
             "the model rotates a single pair of channels, whose frequency does not depend on the base; "

@@ -89,9 +89,9 @@ class ScalingOptions(TypedDict, total=False):
     target_length: int | None
     """Length to reach in tokens; a = target_length / trained length."""
     method: Method | None
-    """``ntk``; ``by-parts``; ``concave``; ``linear``; ``ntk-published``, the formula of the original code; or ``none``,
-    the unscaled model with the new attention code. By default ``ntk``, but ``by-parts`` for a dynamic scaling
-    of a decoder."""
+    """``ntk``; ``by-parts``; ``concave``, by position only; ``linear``; ``ntk-published``, the formula of the
+    original code; or ``none``, the unscaled model with the new attention code. By default ``ntk``, but
+    ``by-parts`` for a dynamic scaling of a decoder."""
     dynamic: Basis | None
     """a = max(1, rate * tokens / trained length), where tokens is the length of the sequence (``length``) or
     the position of each query (``position``)."""
@@ -179,8 +179,8 @@ class Request:
             given = [name for name in given if name != option.dynamic]
         if given:
             raise UsageError(
-                f"{option.method} {CONCAVE} cannot be combined with {given[0]}: how far it compresses follows "
-                f"from each query's position and the trained length; drop {given[0]}"
+                f"{option.method} {CONCAVE} cannot be combined with {given[0]}: its strength follows from "
+                f"each query's position and the trained length; drop {given[0]}"
             )
 
     def _check_ranges(self) -> None:

@@ -1,13 +1,13 @@
 """Checks a converted repository by running the code that it holds.
 
-    alone.py    the lock of all that cannot run in two threads
-    patched.py  imports that code and reads the repository's tensors
-    tensors.py  every tensor the model expects is stored, and nothing else
-    slopes.py   the slopes, measured from attention weights, are the requested ones
-    paths.py    the fused, chunked and decoding paths agree with plain attention
-    shrunk.py   writes shrunk folders: the first layers, and the rows of some tokens
-    loaded.py   loaded as users do, the result has the checkpoint's values and agrees with the stock model
-    rotary.py   the checks of a rotary repository, which holds no code
+    alone.py      the lock of all that cannot run in two threads
+    patched.py    imports that code and reads the repository's tensors
+    tensors.py    every tensor the model expects is stored, and nothing else
+    penalties.py  the penalties, measured from attention weights, are the requested ones
+    paths.py      the fused, chunked and decoding paths agree with plain attention
+    shrunk.py     writes shrunk folders: the first layers, and the rows of some tokens
+    loaded.py     loaded as users do, the result has the checkpoint's values and agrees with the stock model
+    rotary.py     the checks of a rotary repository, which holds no code
 
 The cost does not grow with the model: no check holds the weights of more than a few layers.
 """
@@ -100,13 +100,13 @@ def check_python() -> None:
 def _verify_alibi(
     model: AlibiModel, source_config: Config, source: Path | None, passed: list[Check], bar: Bar
 ) -> list[Check]:
-    from converter.verification import loaded, paths, slopes, tensors
+    from converter.verification import loaded, paths, penalties, tensors
     from converter.verification.patched import Patched
 
     with Patched.load(model) as patched:
         for check in (
             tensors.check,
-            slopes.check,
+            penalties.check,
             paths.check,
             partial(loaded.check, source_config=source_config, source=source),
         ):

@@ -4,7 +4,7 @@ Static slopes are the kernel's ``alibi_slopes``, where the backend honours them.
 position are folded into the query, and positions into the key, as in templates/ntk_alibi.py; to a backend
 that is plain causal attention with larger heads.
 
-Shapes below: T tokens of all requests together, H this process's query heads, D head size.
+Shapes below: T tokens of all requests together, H this process's query heads, D head size, C folded channels.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from vllm.v1.attention.selector import get_attn_backend
 
 from converter.families.family import Family
 from converter.vllm_plugin.checks import check_backend, check_cache, head_size, is_folded
-from converter.vllm_plugin.templates.ntk_alibi import CHANNELS, Alibi, key_channels, query_channels
+from converter.vllm_plugin.templates.ntk_alibi import Alibi, key_channels, query_channels
+from converter.vllm_plugin.templates.ntk_concave import concave_key_channels, concave_query_channels
 
 
 class Channels(NamedTuple):
     """What a forward pass appends to queries and keys in every layer, and multiplies queries by."""
 
     queries: tuple[torch.Tensor, ...] | None
-    """The slopes, [T, H, CHANNELS]: one for all layers or one each; None if the kernel has them."""
+    """The slopes, [T, H, C]: one for all layers or one each; None if the kernel has them."""
     keys: torch.Tensor | None
-    """The positions, [T, 1, CHANNELS]; None if the kernel has the slopes."""
+    """The positions, [T, 1, C]; None if the kernel has the slopes."""
     factors: tuple[torch.Tensor, ...] | None
     """float32 [T or 1, H, 1], like the slopes; None without temperatures."""
 
@@ -84,10 +85,15 @@ class Setup:
             factors = factors[..., self.own_heads, :][:, 0].transpose(1, 2)[..., None].unbind()
         if not is_folded(self.config):
             return Channels(None, None, factors)
-        slopes = self.alibi.at(positions[None], values=values)[..., self.own_heads, :]
-        queries = query_channels(slopes, self.config.score_scale)[:, 0].transpose(1, 2)
-        keys = key_channels(positions[None], None)[0].transpose(0, 1)
-        return Channels(queries.to(dtype).unbind(), keys.to(dtype), factors)
+        scale = self.config.score_scale
+        if self.alibi.power is None:
+            queries = query_channels(self.alibi.at(positions[None], values=values), scale)
+            keys = key_channels(positions[None], None)
+        else:
+            queries = concave_query_channels(self.alibi, positions[None], scale, dtype, values)
+            keys = concave_key_channels(self.alibi, positions[None], None, dtype)
+        queries = queries[:, 0, self.own_heads].transpose(1, 2)
+        return Channels(queries.to(dtype).unbind(), keys[0].transpose(0, 1).to(dtype), factors)
 
 
 class AlibiAttention(nn.Module):
@@ -99,7 +105,7 @@ class AlibiAttention(nn.Module):
         dtype = cache_config.cache_dtype if cache_config is not None else "auto"
         self.heads, self.kv_heads = heads, kv_heads
         self.row = layer if len(setup.alibi.slopes) > 1 else 0
-        self.size = setup.config.head_dim - CHANNELS
+        self.size = setup.config.head_dim - setup.config.folded_channels
         self.folded = is_folded(setup.config)
         self.padded = head_size(setup.config)
         backend = get_attn_backend(self.padded, torch.get_default_dtype(), dtype)
@@ -133,7 +139,7 @@ class AlibiAttention(nn.Module):
         return output.unflatten(-1, (self.heads, self.padded))[..., : self.size].flatten(-2)
 
     def pad(self, states: torch.Tensor, heads: int, channels: torch.Tensor | None) -> torch.Tensor:
-        """Appends channels [T, heads or 1, CHANNELS], and zeros up to the backend's head size."""
+        """Appends channels [T, heads or 1, C], and zeros up to the backend's head size."""
         states = states.unflatten(-1, (heads, self.size))
         if channels is not None:
             states = torch.cat([states, channels.expand(-1, heads, -1)], dim=-1)
@@ -164,7 +170,7 @@ class SelfAttention(nn.Module):
     ):
         super().__init__()
         config = setup.config
-        size = config.head_dim - CHANNELS
+        size = config.head_dim - config.folded_channels
         self.fused, self.output, self.by_head, self.clip = fused, output, by_head, clip
         options = {"bias": bias, "quant_config": setup.quant_config, "prefix": f"{prefix}.{fused}"}
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads

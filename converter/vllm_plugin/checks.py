@@ -7,8 +7,6 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from converter.vllm_plugin.templates.ntk_alibi import CHANNELS
-
 HONOUR_SLOPES = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN", "ROCM_AITER_FA")
 """Backends whose kernels add the slopes: the first one by test, the others by reading vLLM 0.32.
 
@@ -97,7 +95,9 @@ def head_size(config: Any) -> int:
     On the CPU there is one backend, which lists its sizes. On GPUs, FlashAttention takes multiples of 8 up
     to 256, and Triton's kernels every size from 32.
     """
-    needed: int = config.head_dim - (0 if is_folded(config) else CHANNELS)
+    needed: int = config.head_dim
+    if not is_folded(config):
+        needed -= config.folded_channels
     if not current_platform.is_cpu():
         return max(32, -(-needed // 8) * 8)
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend

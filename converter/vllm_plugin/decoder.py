@@ -25,7 +25,7 @@ from converter.vllm_plugin.attention import Setup
 from converter.vllm_plugin.checks import check_scaling
 from converter.vllm_plugin.layer import Layer
 from converter.vllm_plugin.model import FAMILY, Model
-from converter.vllm_plugin.templates.ntk_alibi import CHANNELS
+from converter.vllm_plugin.templates.ntk_concave import check_concave
 
 TOKENS = ("input_ids", "positions", "intermediate_tensors", "inputs_embeds")
 compiled = support_torch_compile(dynamic_arg_dims=dict.fromkeys(TOKENS, 0))
@@ -46,7 +46,10 @@ class Decoder(nn.Module):
         super().__init__()
         config, family = vllm_config.model_config.hf_config, FAMILY[self.family]
         check_scaling(config)
-        self.setup = Setup.of(vllm_config, family, config.head_dim - CHANNELS)
+        self.setup = Setup.of(vllm_config, family, config.head_dim - config.folded_channels)
+        if self.setup.alibi.power is not None:
+            longest, dtype = vllm_config.model_config.max_model_len, torch.get_default_dtype()
+            check_concave(self.setup.alibi, longest, config.score_scale, dtype)
         # A buffer, since a compiled graph cannot copy them to its device.
         values = self.setup.alibi.on(torch.get_default_device())
         self.register_buffer("alibi_values", values, persistent=False)

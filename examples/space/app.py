@@ -29,7 +29,7 @@ from typing import Any
 import gradio as gr
 from gradio.utils import get_upload_folder
 from huggingface_hub import constants
-from shown import LENGTH, POSITION, STATIC, facts, pictures, reason, summary
+from shown import LENGTH, POSITION, STATIC, concave_reason, facts, pictures, reason, summary
 from tqdm import tqdm
 
 from converter import ConverterError, Inspection, convert, export, inspect, interrupts, push, supported
@@ -47,6 +47,7 @@ MODELS = (
     "jinaai/jina-embeddings-v2-base-en",
 )
 METHODS = [
+    ("concave: far keys, in all heads; near keys as trained", "concave"),
     ("by-parts: those that see far for the trained length", "by-parts"),
     ("ntk: the farther a head sees, the more", "ntk"),
     ("linear: all alike", "linear"),
@@ -90,6 +91,10 @@ class Looked:
     def options(self, method: str, growth: str, longest: float) -> dict[str, Any]:
         """The scaling for inputs of up to ``longest`` tokens, as ``convert`` takes it."""
         more = {"train_length": self.given} if self.given else {}
+        if method == "concave":
+            if growth != POSITION:
+                raise refusal("concave grows by position only; choose that, or another method")
+            return {"method": method, **more}
         if growth == STATIC:
             return {"method": method, "target_length": int(longest), **more}
         return {"method": method, "dynamic": growth.removeprefix("by "), **more}
@@ -217,15 +222,18 @@ def draw(
     try:
         # A factor that grows has this value at the longest input.
         factor = max(1.0, longest / looked.trained)
-        how: dict[str, Any] = {"method": method, "scale": factor, "train_length": looked.trained}
+        how: dict[str, Any] = {"method": method, "train_length": looked.trained}
+        if method != "concave":
+            how["scale"] = factor
         table = inspect(looked.config, **how)
     except ConverterError as error:
         raise refusal(str(error)) from None
     options = looked.options(method, growth, longest).items()
     words = [word for name, value in options for word in (f"--{name.replace('_', '-')}", str(value))]
     words += ["--out", f"./{looked.out}", *["--onnx"] * onnx]
+    told = concave_reason(looked.trained) if method == "concave" else reason(looked.trained, growth, factor)
     return (
-        reason(looked.trained, growth, factor),
+        told,
         pictures(table, longest, int(head)),
         shlex.join(["ntk-convert", looked.name, *words]),
     )

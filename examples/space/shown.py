@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from html import escape
 
 from converter import ConversionResult, ExportResult, Inspection
+from converter.scaling.penalty import Penalty
+from converter.scaling.scaling import UNSCALED, read_scaling
 
 STATIC, POSITION, LENGTH = "one factor for all", "by position", "by length"
 """What the factor of a scaling grows with."""
@@ -13,8 +17,8 @@ WIDE, HIGH = 460.0, 230.0
 """Of a picture, in its own units; the page scales it."""
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 450.0, 24.0, 196.0
 """Where its axes lie."""
-NATS = 5.0
-"""A head's span ends where its bias is -5 nats, as in the tool's own pictures."""
+POINTS = 200
+"""Of a curve in a picture."""
 DEEPEST = 12.0
 """Nats of bias that are drawn; a key below that has no weight left."""
 
@@ -56,6 +60,12 @@ def reason(trained: int, growth: str, factor: float) -> str:
     return f"**The factor grows with the length of the input, {until}:** {kept}"
 
 
+def concave_reason(trained: int) -> str:
+    """Why a concave penalty, in a sentence."""
+    kept = f"the first {trained:,} tokens of any input are computed exactly as before."
+    return f"**Near keys count as in the training, far ones as if they were nearer:** {kept}"
+
+
 def summary(result: ConversionResult, exported: ExportResult | None) -> str:
     """What was written, and which checks it passed."""
     files = {**result.files, **(exported.files if exported else {})}
@@ -80,16 +90,14 @@ def pictures(found: Inspection, longest: float, head: int) -> str:
             "Tokens in which each pair of channels turns once": _spans(old, new, trained, longest, "pairs")
         }
     else:
-        slopes = [
-            [each * scale for each in values] for values in (found.slopes.stock, found.slopes.scaled or ())
-        ]
-        old, new = [[NATS / each for each in values] for values in slopes]
-        head = min(head, len(slopes[0]) - 1)
+        nats = tuple(slope * scale for slope in found.slopes.stock)
+        stock = UNSCALED.penalties(nats)
+        scaled = read_scaling(found.alibi_scaling).penalties(nats, int(longest))
+        seen, sees = ([penalty.span for penalty in penalties] for penalties in (stock, scaled))
+        head = min(head, len(nats) - 1)
         drawn = {
-            "How far each head sees, in tokens": _spans(old, new, trained, longest, "heads"),
-            f"Bias of head {head} by distance, in nats": _bias(
-                slopes[0][head], slopes[1][head], trained, longest
-            ),
+            "How far each head sees, in tokens": _spans(seen, sees, trained, longest, "heads"),
+            f"Bias of head {head} by distance, in nats": _bias(stock[head], scaled[head], trained, longest),
         }
     key = '<p class="key"><i class="old"></i>as trained <i class="new"></i>scaled, at the longest input</p>'
     return key + "".join(
@@ -99,9 +107,11 @@ def pictures(found: Inspection, longest: float, head: int) -> str:
     )
 
 
-def _spans(before: list[float], after: list[float], trained: int, longest: float, across: str) -> str:
-    """A mark for each head before and after, on a logarithmic axis of tokens."""
-    ends = [math.log2(value) for value in (*before, *after, trained, longest)]
+def _spans(
+    before: Sequence[float | None], after: Sequence[float | None], trained: int, longest: float, across: str
+) -> str:
+    """A mark for each head before and after, on a logarithmic axis of tokens; None has no mark."""
+    ends = [math.log2(value) for value in (*before, *after, trained, longest) if value is not None]
     low, high = math.floor(min(ends)), math.ceil(max(ends))
 
     def up(tokens: float) -> float:
@@ -114,14 +124,17 @@ def _spans(before: list[float], after: list[float], trained: int, longest: float
         drawn.append(_text(LEFT + 4, up(tokens) + below, f"{name}: {tokens:,.0f}", "start"))
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         x = LEFT + (RIGHT - LEFT) * (index + 0.5) / len(before)
-        drawn.append(_line("move", x, up(old), x, up(new)))
-        drawn.append(f'<circle class="new" cx="{x:.1f}" cy="{up(new):.1f}" r="4"/>')
-        drawn.append(f'<circle class="old" cx="{x:.1f}" cy="{up(old):.1f}" r="2.5"/>')
+        if old is not None and new is not None:
+            drawn.append(_line("move", x, up(old), x, up(new)))
+        if new is not None:
+            drawn.append(f'<circle class="new" cx="{x:.1f}" cy="{up(new):.1f}" r="4"/>')
+        if old is not None:
+            drawn.append(f'<circle class="old" cx="{x:.1f}" cy="{up(old):.1f}" r="2.5"/>')
     return "".join(drawn) + _text((LEFT + RIGHT) / 2, BOTTOM + 24, f"{across}, in their order", "middle")
 
 
-def _bias(before: float, after: float, trained: int, longest: float) -> str:
-    """The bias of a head, with its slopes in nats per token."""
+def _bias(before: Penalty, after: Penalty, trained: int, longest: float) -> str:
+    """The bias of a head by distance, down to ``DEEPEST``."""
 
     def across(tokens: float) -> float:
         return LEFT + (RIGHT - LEFT) * tokens / longest
@@ -133,9 +146,14 @@ def _bias(before: float, after: float, trained: int, longest: float) -> str:
     for name, tokens, anchor in (("trained", trained, "middle"), ("longest input", longest, "end")):
         drawn.append(_line("mark", across(tokens), TOP, across(tokens), BOTTOM))
         drawn.append(_text(max(across(tokens), 90), BOTTOM + 24, f"{name}: {tokens:,.0f}", anchor))
-    for kind, slope in (("old", before), ("new", after)):
-        end = min(longest, DEEPEST / slope)
-        drawn.append(_line(kind, LEFT, up(0), across(end), up(end * slope)))
+    for kind, penalty in (("old", before), ("new", after)):
+        distances = [longest * point / POINTS for point in range(POINTS + 1)]
+        if not penalty.curve:
+            distances = [0.0, min(longest, DEEPEST / penalty.line)]
+        seen = [(distance, penalty.at(distance)) for distance in distances]
+        points = [(across(distance), up(nats)) for distance, nats in seen if nats <= DEEPEST * (1 + 1e-9)]
+        for (x1, y1), (x2, y2) in itertools.pairwise(points):
+            drawn.append(_line(kind, x1, y1, x2, y2))
     return "".join(drawn)
 
 

@@ -4,13 +4,13 @@ Sources: Press, Smith, Lewis, "Train Short, Test Long" (ICLR 2022, arXiv 2108.12
 its slopes; MosaicML's llm-foundry for slopes from ``alibi_bias_max``; Al-Khateeb et al. 2023
 (arXiv 2310.13017) for linear interpolation; the README of github.com/keezen/ntk_alibi for the NTK
 scaling and the length-dynamic factor. The NTK form for any number of heads, scaling by parts and the
-position-dynamic factor are this project's.
+position-dynamic factor are this project's, and so is the concave penalty.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,7 @@ def query_slopes(
     """The slope of every head of a layer, counted from 0, for every query of a row, [num_heads, L].
 
     ``stock`` [num_heads] are the slopes the checkpoint was trained with; without ``alibi_scaling``
-    in ``config`` every query has these. ``bias_scale`` is that of ``attention``.
+    in ``config`` every query has these. ``bias_scale`` is that of ``penalties``.
     """
     scaling = config.get("alibi_scaling")
     if scaling is None:
@@ -142,6 +142,51 @@ def query_slopes(
         scaled_slopes(stock * bias_scale, scaling["type"], a, ramp, fitted) / bias_scale for a in different
     ]
     return np.stack(each, axis=1)[:, which]
+
+
+def concave_penalties(m: float, n: int, trained: int, power: int, distance: Array) -> Array:
+    """The penalty of keys at these distances, for a query that sees n tokens and a head of slope m.
+
+    n <= L: m d
+    else:   A d + B (1 - (1 - d / n)^K), T = max(L, n / K), B = m (n - T) / (K - 1), A = max(0, m - K B / n)
+    """
+    if n <= trained:
+        return m * distance
+    end = max(trained, n / power)
+    curve = m * (n - end) / (power - 1)
+    line = max(0.0, m - power * curve / n)
+    found: Array = line * distance + curve * (1 - (1 - distance / n) ** power)
+    return found
+
+
+def penalties(
+    config: Mapping[str, Any],
+    stock: Array,
+    mask: NDArray[np.int64],
+    layer: int,
+    distance: Array,
+    bias_scale: float = 1.0,
+) -> Array:
+    """What the heads of a layer take from each score of a row, in nats, [num_heads, L, L].
+
+    Args:
+        config, stock, mask, layer: as in ``query_slopes``.
+        distance: of each query and key, [L, L]; at least 0.
+        bias_scale: the factor on a slope times a distance.
+    """
+    scaling = config.get("alibi_scaling")
+    if scaling is None or scaling["type"] != "concave":
+        slopes = query_slopes(config, stock, mask, layer, bias_scale)
+        return bias_scale * slopes[:, :, None] * distance
+    found = np.zeros((len(stock), *distance.shape))
+    for query, position in enumerate(positions_of(mask)):
+        n = max(int(position) + 1, 1)
+        within = np.minimum(distance[query], n)  # farther keys are not seen
+        for head, m in enumerate(stock * bias_scale):
+            found[head, query] = concave_penalties(
+                float(m), n, scaling["train_seq_len"], scaling["power"], within
+            )
+    return found
 
 
 def temperatures(scaling: Mapping[str, Any], heads: int, layer: int) -> Array:
@@ -158,7 +203,7 @@ def tempered(config: Mapping[str, Any], q: Array, mask: NDArray[np.int64], layer
     a is the factor of each query, see ``query_factors``.
     """
     scaling = config.get("alibi_scaling")
-    if scaling is None:
+    if scaling is None or "temperatures" not in scaling:
         return q
     u = temperatures(scaling, len(q), layer)
     by_query: Array = query_factors(scaling, mask)[None, :, None] ** u[:, None, None]
@@ -169,18 +214,17 @@ def attention(
     q: Array,
     k: Array,
     v: Array,
-    slopes: Array,
+    penalty: Callable[[Array], Array],
     mask: NDArray[np.int64],
     score_scale: float,
-    bias_scale: float = 1.0,
 ) -> tuple[Array, Array]:
     """Causal attention of one row with the ALiBi bias.
 
-        score(i, j) = score_scale * q_i.k_j + bias_scale * (-m_i * (p_i - p_j))    j <= i, j real
+        score(i, j) = score_scale * q_i.k_j - penalty(p_i - p_j)    j <= i, j real
 
     Args:
         q, k, v: [num_heads, L, head_dim].
-        slopes: m, [num_heads, L], one for each query.
+        penalty: see ``penalties``.
         mask: [L], 1 for a real token and 0 for padding on either side.
 
     Returns:
@@ -193,11 +237,11 @@ def attention(
     seen = np.tril(np.ones((length, length), dtype=bool)) & (mask == 1)[None, :]
     seen |= np.eye(length, dtype=bool)  # a padded query may have nothing else to look at
 
+    taken = penalty(np.maximum(distance, 0).astype(np.float64))
     output = np.zeros((length, heads * head_dim))
     probabilities = np.zeros((heads, length, length))
     for h in range(heads):
-        bias = -slopes[h][:, None] * distance
-        scores = np.where(seen, score_scale * (q[h] @ k[h].T) + bias_scale * bias, -np.inf)
+        scores = np.where(seen, score_scale * (q[h] @ k[h].T) - taken[h], -np.inf)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         probabilities[h] = weights / weights.sum(axis=1, keepdims=True)
         output[:, h * head_dim : (h + 1) * head_dim] = probabilities[h] @ v[h]
@@ -205,22 +249,27 @@ def attention(
 
 
 def symmetric_attention(
-    q: Array, k: Array, v: Array, slopes: Array, mask: NDArray[np.int64], score_scale: float
+    q: Array,
+    k: Array,
+    v: Array,
+    penalty: Callable[[Array], Array],
+    mask: NDArray[np.int64],
+    score_scale: float,
 ) -> tuple[Array, Array]:
     """Attention of one row that sees both sides, with the ALiBi bias of encoders.
 
-        score(i, j) = score_scale * q_i.k_j - m_i * |i - j|    j real
+        score(i, j) = score_scale * q_i.k_j - penalty(|i - j|)    j real
 
     The distance is between the slots i and j of the row, padding included. Arguments and results are
     those of ``attention``.
     """
     heads, length, head_dim = q.shape
     slots = np.arange(length)
-    distance = np.abs(slots[:, None] - slots[None, :])
+    taken = penalty(np.abs(slots[:, None] - slots[None, :]).astype(np.float64))
     output = np.zeros((length, heads * head_dim))
     probabilities = np.zeros((heads, length, length))
     for h in range(heads):
-        scores = score_scale * (q[h] @ k[h].T) - slopes[h][:, None] * distance
+        scores = score_scale * (q[h] @ k[h].T) - taken[h]
         scores = np.where((mask == 1)[None, :], scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         probabilities[h] = weights / weights.sum(axis=1, keepdims=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erf
 
-from tests.reference.alibi import attention, query_slopes, tempered
+from tests.reference.alibi import attention, penalties, tempered
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -92,7 +93,7 @@ class Attention:
 
     Args:
         stock: slopes of the checkpoint, [num_heads].
-        score_scale, bias_scale: see ``alibi.attention``.
+        score_scale, bias_scale: see ``alibi.attention`` and ``alibi.penalties``.
         of: ``alibi.attention`` or ``alibi.symmetric_attention``.
     """
 
@@ -113,12 +114,15 @@ class Attention:
     def __call__(self, q: Array, k: Array, v: Array) -> Array:
         """Queries, keys and values [num_heads, L, head_dim] -> [L, num_heads * head_dim]."""
         layer = len(self.probabilities)
-        slopes = query_slopes(self.config, self.stock, self.mask, layer, **self.scales)
+        penalty = partial(self._penalty, layer)
         q = tempered(self.config, q, self.mask, layer)
         output: Array
-        output, probabilities = self.of(q, k, v, slopes, self.mask, self.score_scale, **self.scales)
+        output, probabilities = self.of(q, k, v, penalty, self.mask, self.score_scale)
         self.probabilities.append(probabilities)
         return output
+
+    def _penalty(self, layer: int, distance: Array) -> Array:
+        return penalties(self.config, self.stock, self.mask, layer, distance, **self.scales)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
         f"tempered{basis}": {"method": "by-parts", "train_length": 256, **strength}
         for basis, strength in (("", {"scale": 4.0}), ("-position", {"dynamic": "position"}))
     },
+    "concave": {"method": "concave", "train_length": 256},
     "fitted": {"slopes": fitted_scaling(8, 2)},
     "fitted-position": {"slopes": fitted_scaling(8, 2, "position") | {"train_seq_len": 256}},
 }

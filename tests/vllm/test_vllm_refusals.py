@@ -38,6 +38,12 @@ def test_length_dynamic_scaling(refused: Refused) -> None:
     assert "convert the model with --dynamic position, or with --scale" in refused("ntk-length")
 
 
+def test_texts_too_long_for_a_concave_penalty_in_float16(refused: Refused) -> None:
+    message = refused("concave", dtype="float16", max_model_len=1024)
+    assert "texts of up to" in message
+    assert "bfloat16" in message
+
+
 def test_a_quantised_cache_with_positions_in_the_keys(refused: Refused) -> None:
     message = refused("ntk-position", kv_cache_dtype="fp8")
     assert "a cache of type fp8 would round the positions" in message

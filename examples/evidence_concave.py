@@ -53,11 +53,11 @@ CHOOSING = (
 """On which the power is chosen."""
 JUDGING = (
     Model("lines", 8, 1),
-    Model("lines", 8, 0, falcon=True),
-    Model("lines", 8, 0, 12),
+    Model("lines", 8, 1, falcon=True),
     Model("lines", 8, 0, 4),
     Model("lines", 12, 0),
     Model("text", 8, 0, falcon=True),
+    Model("text", 8, 0, 12),
     Model("text", 12, 0),
     Model("text", 8, 0, 4),
 )
@@ -314,15 +314,15 @@ def kinds(results: Results) -> dict[str, list[str]]:
 
 def compare(
     found: Found, names: Sequence[str], scalings: tuple[str, str], task: str, multiple: int
-) -> tuple[str, list[Sequence[float]], list[Sequence[float]]] | None:
+) -> tuple[Metric, list[Sequence[float]], list[Sequence[float]]] | None:
     """The metric and, of each of two scalings, the scores by model; None if no model has them."""
-    both = [[found.get((name, each, task, multiple)) for each in scalings] for name in names]
-    ours, theirs = [], []
-    for one, two in both:
-        if one and two:
-            ours.append(one.scores)
-            theirs.append(two.scores)
-    return (found[names[0], scalings[0], task, multiple].metric, ours, theirs) if ours else None
+    ours, theirs = (
+        [found[name, each, task, multiple] for name in names if (name, each, task, multiple) in found]
+        for each in scalings
+    )
+    if not ours:
+        return None
+    return ours[0].metric, [each.scores for each in ours], [each.scores for each in theirs]
 
 
 def kills(task: str, multiple: int, shown: Comparison) -> bool:

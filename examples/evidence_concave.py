@@ -184,12 +184,16 @@ def measured(model: Model, models: Path, subject: EvaluatedModel, scaling: Scali
 
 def of_model(model: Model, models: Path) -> Results:
     """The results of a model, which is trained and measured where that is missing."""
-    folder, found = train(model, models), []
-    with open_evaluated_model(folder, choose("cpu", "fp32", None), train_length=TRAINED_LENGTH) as subject:
-        for number, scaling in enumerate(SCALINGS):
-            file = models / f"concave-{model.name}-{number}.json"
-            found.append(kept(file, partial(measured, model, models, subject, scaling)))
-    whole = together(found)
+    folder = train(model, models)
+    files = {
+        scaling: models / f"concave-{model.name}-{number}.json" for number, scaling in enumerate(SCALINGS)
+    }
+    if not all(file.exists() for file in files.values()):
+        hardware = choose("cpu", "fp32", None)
+        with open_evaluated_model(folder, hardware, train_length=TRAINED_LENGTH) as subject:
+            for scaling, file in files.items():
+                kept(file, partial(measured, model, models, subject, scaling))
+    whole = together([read(file) for file in files.values()])
     [(name, about)] = whole.models.items()
     record = folder / "training.json"  # tiny-bloom was trained before this file existed
     training: Mapping[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
@@ -342,16 +346,16 @@ def pairs(results: Results) -> str:
     for ours, theirs, kind in compared_with:
         judged = (ours, theirs) == (best, BY_PARTS)
         for task, what in MEASURES.items():
-            cells = []
+            cells, count = [], 0
             for multiple in MULTIPLES:
-                pair = compare(found, every.get(kind, []), (ours, theirs), task, multiple)
+                pair = compare(found, every[kind], (ours, theirs), task, multiple)
                 if pair is None:
-                    cells.append("")
                     continue
+                count = len(pair[1])
                 star = "*" if judged and kills(task, multiple, difference(*pair)) else ""
                 cells.append(compared(*pair) + star)
-            if any(cells):
-                rows.append([f"{ours}, against {theirs}", kind, what, *cells])
+            if cells:
+                rows.append([f"{ours}, against {theirs}", f"{kind}, {count}", what, *cells])
     return markdown(["compared", "models", "measured", *(f"{multiple}x" for multiple in MULTIPLES)], rows)
 
 

@@ -53,7 +53,6 @@ CHOOSING = (
 """On which the power is chosen."""
 JUDGING = (
     Model("lines", 8, 1),
-    Model("lines", 8, 1, falcon=True),
     Model("lines", 8, 0, 4),
     Model("lines", 12, 0),
     Model("text", 8, 0, falcon=True),

@@ -78,10 +78,15 @@ def curved(subject: EvaluatedModel, curve: Curve) -> Iterator[None]:
     attention = model.base_model.encoder.layer[0].attention.self
     module = sys.modules[attention.attend.__module__]
 
+    kept: dict[int, torch.Tensor] = {}  # the table of the last length, as all layers have the same slopes
+
     def bias(slopes: torch.Tensor, slots: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         tokens = key.shape[2]
-        distances = (slots[:, None] - torch.arange(tokens)[None, :]).abs().float()
-        return -curve(slopes.flatten()[:, None, None], distances, tokens)[None]
+        if tokens not in kept:
+            kept.clear()
+            distances = (slots[:, None] - torch.arange(tokens)[None, :]).abs().float()
+            kept[tokens] = -curve(slopes.flatten()[:, None, None], distances, tokens)[None]
+        return kept[tokens]
 
     usual = model.config._attn_implementation
     with mock.patch.object(module, "distance_bias", bias):

@@ -67,7 +67,7 @@ def stored() -> dict[str, Results]:
 
 def test_the_tables_are_what_the_results_give(stored: dict[str, Results]) -> None:
     large, encoders = read(evidence_large.RESULTS), read(evidence_encoders.RESULTS)
-    concave, curves = read(evidence_concave.RESULTS), read(evidence_curves.RESULTS)
+    concave = read(evidence_concave.RESULTS)
     made = {
         **dict(evidence.tables(stored)),
         evidence_large.RESULTS.with_suffix(".csv"): evidence_large.as_csv(large),
@@ -76,7 +76,7 @@ def test_the_tables_are_what_the_results_give(stored: dict[str, Results]) -> Non
     }
     wrong = [path for path, text in made.items() if path.read_text(encoding="utf-8") != text]
     assert not wrong, "write them again: python examples/evidence.py --tables, and those of the other two"
-    for module, results in ((evidence_large, large), (evidence_concave, concave), (evidence_curves, curves)):
+    for module, results in ((evidence_large, large), (evidence_concave, concave)):
         assert module.page(results) == module.DOCUMENT.read_text(encoding="utf-8")
     pages = "".join(text for path, text in made.items() if path.suffix == ".md")
     shown = re.findall(r"<!-- (?:evidence|large|concave) ([a-z0-9-]+):", pages)
@@ -123,9 +123,6 @@ def test_every_cell_follows_from_its_scores(stored: dict[str, Results]) -> None:
         check_cells(replace(large, measurements=own), evidence_large.PROMPTS, evidence_large.WINDOWS)
     assert list(encoders.models) == [model.name for model in evidence_encoders.MODELS]
     check_cells(encoders, evidence_encoders.PAIRS, evidence_encoders.WINDOWS)
-    curves = read(evidence_curves.RESULTS)
-    assert list(curves.models) == [model.name for model in evidence_curves.MODELS]
-    check_cells(curves, evidence_encoders.PAIRS, evidence_encoders.WINDOWS)
     concave = read(evidence_concave.RESULTS)
     for task in concave.tasks():
         own = [each for each in concave.measurements if each.task == task]

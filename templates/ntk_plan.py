@@ -94,7 +94,8 @@ def plan_attention(
         of_queries = query_channels(alibi.at(positions.queries, positions.lengths), scaling)
         of_keys = key_channels(positions.keys, positions.real)
     else:
-        of_queries, of_keys = concave_channels(alibi, positions, scaling, hidden_states, cache, keywords)
+        paged = keywords.get("cache") is not None
+        of_queries, of_keys = concave_channels(alibi, positions, scaling, hidden_states, cache, paged)
     factors = alibi.query_factors(positions.queries, positions.lengths)
     return AttentionPlan(
         implementation=name,
@@ -117,9 +118,13 @@ def concave_channels(
     scaling: float,
     hidden_states: torch.Tensor,
     cache: CacheState,
-    keywords: Mapping[str, Any],
+    paged: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The channels of queries and keys for a concave penalty; see ntk_concave.py.
+
+    Args:
+        hidden_states: [B, Q, hidden]; only its dtype and device are used.
+        paged: whether the cache is that of continuous batching, which does not tell its number of keys.
 
     Raises:
         ValueError: attention's dtype cannot hold the penalty for so many keys.
@@ -127,14 +132,13 @@ def concave_channels(
     dtype, device = hidden_states.dtype, hidden_states.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-    is_paged = keywords.get("cache") is not None
-    longest = keywords.get("max_length_k", cache.keys) if is_paged else cache.keys
-    keys = max(longest.values()) if isinstance(longest, dict) else longest
-    check_concave(alibi, keys, scaling, dtype)
+    if paged and dtype == torch.float16:
+        raise ValueError("float16 holds a concave penalty for some lengths only; use bfloat16 here")
+    check_concave(alibi, cache.keys, scaling, dtype)
     of_queries = concave_query_channels(alibi, positions.queries, scaling, dtype)
     of_keys = concave_key_channels(alibi, positions.keys, positions.real, dtype)
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if keys <= alibi.train_length and not (traced or is_paged):
+    if cache.keys <= alibi.train_length and not (traced or paged):
         # The curve is zero, so attention skips its channels, in the keys too. With heads of the same size,
         # kernels give the same bits as without a scaling.
         of_queries = of_queries[..., :CHANNELS]

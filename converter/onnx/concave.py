@@ -42,6 +42,11 @@ def half_reach(scaling: Scaling) -> int | None:
     return int(scaling.train_length * 2 ** (LARGEST_HALF / scaling.power))
 
 
+def times_with_far_keys(power: int) -> float:
+    """A multiple of the trained length at which float16 graphs have near and far keys, and hold them all."""
+    return float(2 ** ((NEAR + LARGEST_HALF) / 2 / power))
+
+
 class ConcavePenalty:
     """A and B of every new token's query, and the channels in which its dot product computes the curve."""
 

@@ -21,7 +21,7 @@ from onnx import helper
 from converter.onnx.options import Profile
 from tests import tiny
 from tests.cuda import place
-from tests.onnx_graphs import converted_copy, edit, exported
+from tests.onnx_graphs import TRAIN_LENGTH, converted_copy, edit, exported
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("1.25.0", "1.31.1")
@@ -34,7 +34,9 @@ SIZES = 64
 HEAVY = {"GroupQueryAttention", "MatMulInteger", "MatMulIntegerToFloat"}
 """Operators without a CUDA kernel for some dtypes. Small ones around them run on the CPU too."""
 
-DECODERS, ENCODERS = tuple(tiny.FACTORIES), tuple(tiny.ENCODERS)
+CONCAVE = "bloom concave"
+"""BLOOM with a concave penalty."""
+DECODERS, ENCODERS = (*tiny.FACTORIES, CONCAVE), tuple(tiny.ENCODERS)
 HALF, MIXED, WHOLE = ("fp16", "bf16"), ("int8-fp16", "int4-fp16"), ("fp32", "int8", "int4")
 FORMS: dict[str, tuple[Iterable[str], Profile, tuple[str, ...]]] = {
     "decoder, `ort`, `fp16`, `bf16`": (DECODERS, "ort", HALF),
@@ -91,9 +93,11 @@ def cell(cases: dict[str, Any] | str) -> str:
 
 def made(folder: Path, name: str) -> Path:
     """A converted tiny checkpoint."""
-    write, layers = (tiny.FACTORIES | tiny.ENCODERS)[name], {tiny.CHECKPOINTS[name].layers: LAYERS}
+    scaling = {"method": "concave", "train_length": TRAIN_LENGTH} if name == CONCAVE else {}
+    family = name.split()[0]
+    write, layers = (tiny.FACTORIES | tiny.ENCODERS)[family], {tiny.CHECKPOINTS[family].layers: LAYERS}
     folder.mkdir(parents=True)
-    return converted_copy(write(folder / "source", **layers), folder / "converted")
+    return converted_copy(write(folder / "source", **layers), folder / "converted", **scaling)
 
 
 def graph_of(converted: Path, profile: Profile, dtype: str) -> Path:

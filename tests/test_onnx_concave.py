@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -214,6 +215,27 @@ def test_float16_beyond_its_range(converted: Convert, power: int, held: int, lon
                 assert_close(found, expected(folder, "bloom", ids[:, :length]), relative=1e-2)
             else:
                 assert np.isnan(found[:, -1]).all()
+
+
+@pytest.mark.parametrize(
+    ("profile", "dtype", "limited"),
+    [
+        ("ort", "fp16", True),
+        ("ort", "int8-fp16", True),
+        ("ort", "fp32", False),
+        ("ort", "bf16", False),
+        ("portable", "fp16", False),
+    ],
+)
+def test_what_is_told_of_float16(converted: Convert, profile: Profile, dtype: str, limited: bool) -> None:
+    """In the card, and to onnxruntime-genai, which refuses longer texts."""
+    folder = with_power(converted("bloom", 4, "concave"), 16)
+    exported(folder, profile, dtype=dtype)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert ("88 tokens" in card) == limited
+    if profile == "ort":
+        genai = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+        assert genai["model"]["context_length"] == (88 if limited else 16 * TRAIN_LENGTH)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,9 @@ def section(graphs: Mapping[str, Description], report: ValidationReport | None, 
     genai_config.json.
     """
     lines = [f"- `{name}`: {_described(made)}" for name, made in graphs.items()]
-    [scaling, *_] = [read_scaling(made.alibi_scaling) for made in graphs.values()]
-    lines += PROFILES.format(scaling.folded_channels).splitlines()
+    any_graph = next(iter(graphs.values()))
+    channels = read_scaling(any_graph.alibi_scaling).folded_channels
+    lines += PROFILES.format(channels).splitlines()
     entries = ", ".join(f"`{name}` = `{value}`" for name, value in ENTRIES.items())
     lines += [
         "",
@@ -116,6 +117,7 @@ def _described(made: Description) -> str:
     parts += ["with its own weights" if made.standalone else "over the weights in the safetensors"]
     if (made.profile, made.computes_in) == ("ort", "fp16"):
         held = half_reach(read_scaling(made.alibi_scaling))
-        parts += [] if held is None else [f"for up to {held} tokens: more are NaN in float16"]
+        if held is not None:
+            parts.append(f"for up to {held} tokens: more give NaN in float16")
     parts += [f"the output `{SENTENCES}` is one vector of each text: {made.pooling}"] if made.pooling else []
     return ", ".join(parts)

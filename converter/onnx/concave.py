@@ -1,6 +1,11 @@
 """The concave penalty of decoders in a graph; ``templates/ntk_concave.py`` has the formula and its reasons.
 
-    penalty = A d + B (1 - (1 - d / n) ** K)
+    A d + B (1 - (1 - d / n) ** K)
+
+In folded channels, the curve is a number c of the query times a number u of the key at position j, and L is
+the trained length:
+
+    c = B (L / n) ** K      u = ((j + 1) / L) ** K
 
 Shapes: B rows, S new tokens a row, N = B * S, H heads.
 """
@@ -33,7 +38,7 @@ BITS = {ir.DataType.FLOAT: 24, ir.DataType.DOUBLE: 53}
 
 
 def half_reach(scaling: Scaling) -> int | None:
-    """The tokens that a float16 graph with folded channels takes; None for other penalties, without an end.
+    """The tokens that a float16 graph with folded channels takes; None if that has no end.
 
     Some tokens later, a key's u leaves the range of float16 and is infinite, so the results are NaN.
     """
@@ -134,13 +139,13 @@ class ConcavePenalty:
         return in_order([graph.reshape(part, -1, 1) for part in rounded], order)
 
     def slopes_to(self, distance: Value, seen: Value, lines: Value, curves: Value) -> Value:
-        """The penalty divided by the distance d, float32 [B, H, Q, K], for queries and keys of a block.
+        """The penalty divided by the distance d, float32 [B, H, Q, T], for Q queries and T keys of a block.
 
         ``A + B / n * (1 - r ** K) / (1 - r)`` with r = 1 - d / n. The fraction is a product for a power of
         two, (1 + r) (1 + r ** 2) (1 + r ** 4) ..., so nothing is subtracted, and small distances are exact.
 
         Args:
-            distance: -d, float32 [B, 1, Q, K]. Beyond n, where a query may not look, r is 0.
+            distance: -d, float32 [B, 1, Q, T]. Beyond n, where a query may not look, r is 0.
             seen: n, float32 [B, 1, Q, 1].
             lines, curves: A and B / n, float32 [B, H, Q, 1].
         """

@@ -85,8 +85,10 @@ def context_length(repository: AlibiModel, *, half: bool) -> int:
         if family.limited and config.get(limit) is not None:
             factor = 1.0  # the conversion has raised this limit already
     longest = min(round(trained * factor), LARGEST_COUNT)
-    held = half_reach(repository.scaling) if half else None
-    return longest if held is None else min(longest, held)
+    held = half_reach(repository.scaling)
+    if half and held is not None:
+        longest = min(longest, held)
+    return longest
 
 
 def _special_tokens(repository: AlibiModel, vocabulary: int) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def cell(cases: dict[str, Any] | str) -> str:
 def made(folder: Path, name: str) -> Path:
     """A converted tiny checkpoint."""
     scaling = {"method": "concave", "train_length": TRAIN_LENGTH} if name == CONCAVE else {}
-    family = name.split()[0]
+    family = name.split(maxsplit=1)[0]
     write, layers = (tiny.FACTORIES | tiny.ENCODERS)[family], {tiny.CHECKPOINTS[family].layers: LAYERS}
     folder.mkdir(parents=True)
     return converted_copy(write(folder / "source", **layers), folder / "converted", **scaling)
@@ -149,6 +149,23 @@ def test_the_table_says_what_runs_where(
         for form, cells in found.items()
     }
     assert wrong == {form: {} for form in FORMS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "method", "channels"),
+    [(64, "none", 96), (112, "concave", 128), (120, "none", 128), (128, "none", 192), (128, "concave", 192)],
+)
+def test_kernel_of_flash_attention(
+    tmp_path: Path, version: str, size: int, method: str, channels: int
+) -> None:
+    """The kernel of 192 channels was wrong on a GPU; benchmarks/results/gpu-choices.md."""
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 2, hidden_size=2 * size)
+    converted = converted_copy(source, tmp_path / "converted", method=method, train_length=TRAIN_LENGTH)
+    [cases] = run_there(version, tmp_path, [graph_of(converted, "ort", "fp16")]).values()
+    kernels = [line for line in cases["prompt"]["log"] if "flash_fwd" in line]
+    assert kernels
+    assert all(f"Flash_fwd_kernel_traitsILi{channels}E" in line for line in kernels)
 
 
 def on_the_cpu(model: onnx.ModelProto) -> None:

@@ -130,6 +130,14 @@ def test_channels_in_half_precision(
             assert np.abs(found - right)[right <= NATS].max() < limit
 
 
+@pytest.mark.parametrize("power", [8, 16])
+def test_the_first_queries_have_no_curve(power: int) -> None:
+    """Powers of how much longer the trained length is than their texts are not finite."""
+    queries, _ = Layer("ort", "fp32", 65536, power).channels(2)
+    assert np.isfinite(queries).all()
+    assert not queries[..., 6:12].any()
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize(
     ("power", "train_length", "limit"), [(8, 2048, 1e-3), (8, 8192, 3e-3), (16, 2048, 1e-3)]

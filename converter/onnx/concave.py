@@ -90,7 +90,9 @@ class ConcavePenalty:
         Raises ``UnsupportedModel`` if float16 cannot hold them.
         """
         graph = self.graph
-        ratio = self._to_power(graph.op("Div", graph.float32(self.train_length), self.seen))
+        ratio = graph.op("Div", graph.float32(self.train_length), self.seen)
+        # Up to the trained length B is 0, and the power of a larger ratio would leave float32's range.
+        ratio = self._to_power(graph.op("Min", ratio, graph.float32(1)))
         weight = graph.op("Mul", graph.op("Mul", self.curves, ratio), graph.float32(1 / softmax_scale))
         weight = graph.op("Unsqueeze", weight, graph.constant([3]))
         if not self.half:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,16 +15,13 @@ from converter.config import Geometry
 from converter.onnx.alibi import Alibi, Cache, Tokens
 from converter.onnx.attention_ort import OrtAttention
 from converter.onnx.attention_portable import PortableAttention
-from converter.onnx.concave import half_reach
 from converter.onnx.export import export
 from converter.onnx.graph import COMPUTE, Graph, Value
 from converter.onnx.options import OnnxOptions, Profile
-from converter.result import manifest
 from converter.result.converted import open_converted
-from converter.scaling.scaling import Scaling
-from converter.weights.files import sha256
+from converter.scaling.scaling import POWER, Scaling
 from tests import tiny
-from tests.conftest import Pristine, edit_json
+from tests.conftest import Pristine
 from tests.dealt import dealt
 from tests.onnx_graphs import (
     PROFILES,
@@ -39,7 +35,7 @@ from tests.onnx_graphs import (
     exported,
     graphs_report,
 )
-from tests.patched import FAMILIES, TRAIN_LENGTH, Convert, config_of
+from tests.patched import FAMILIES, TRAIN_LENGTH, Convert
 from tests.reference.alibi import concave_penalties
 from tests.test_onnx_validation import where
 
@@ -50,20 +46,20 @@ SCALE = 64**-0.5
 NATS = 30.0
 """Keys that cost more have no weight."""
 TIMES = (0.5, 1, 1.01, 1.5, 2, 3, 4.7, 4.8, 8, 12)
-"""Multiples of the trained length; float16 has far keys from 4.76 on, and from 2.18 on for the power 16."""
+"""Multiples of the trained length; float16 has far keys from 4.76 on."""
 
 
 class Layer:
     """Attention alone, over a cache, under onnxruntime; its queries and keys have no content."""
 
-    def __init__(self, profile: Profile, dtype: str, train_length: int, power: int):
+    def __init__(self, profile: Profile, dtype: str, train_length: int):
         heads = len(SLOPES)
         # The CPU has few kernels for bfloat16, so the channels are float32 and rounded here.
         self.bfloat16 = dtype == "bf16"
         self.graph = graph = Graph(COMPUTE[dtype], widened=self.bfloat16)
         ids = graph.input("ids", ir.DataType.INT64, ["rows", "new"])
         mask = graph.input("mask", ir.DataType.INT64, ["rows", "total"])
-        scaling = Scaling("concave", dynamic="position", train_length=train_length, power=power)
+        scaling = Scaling("concave", dynamic="position", train_length=train_length, power=POWER)
         geometry = Geometry(num_layers=1, num_heads=heads, num_kv_heads=heads, head_dim=SIZE)
         form = OrtAttention if profile == "ort" else PortableAttention
         self.attention = form(Tokens(graph, ids, mask), Alibi(SLOPES, scaling), geometry, SCALE)
@@ -107,54 +103,42 @@ def lengths(train_length: int, most: float) -> list[int]:
     return [int(times * train_length) for times in (*(times for times in TIMES if times < most), most)]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "power", "train_length", "most", "limit"),
-    [
-        ("bf16", 8, 2048, 32, 5e-4),
-        ("bf16", 16, 2048, 16, 5e-4),
-        ("fp16", 8, 2048, 14.6, 1e-3),
-        ("fp16", 16, 2048, 3.8, 1e-3),
-    ],
-)
-def test_channels_in_half_precision(
-    dtype: str, power: int, train_length: int, most: float, limit: float
-) -> None:
+@pytest.mark.parametrize(("dtype", "most", "limit"), [("bf16", 32, 5e-4), ("fp16", 14.6, 1e-3)])
+def test_channels_in_half_precision(dtype: str, most: float, limit: float) -> None:
     """In exact products of what is rounded; kernels round more."""
+    train_length = 2048
     tokens = lengths(train_length, most)
-    queries, keys = Layer("ort", dtype, train_length, power).channels(tokens[-1])
+    queries, keys = Layer("ort", dtype, train_length).channels(tokens[-1])
     for n in tokens:
         scores = np.einsum("hc,jhc->hj", queries[n - 1], keys[:n], dtype=np.float64) * SCALE
         for head, slope in enumerate(SLOPES):
-            right = concave_penalties(slope, n, train_length, power, np.arange(n, dtype=np.float64))
+            right = concave_penalties(slope, n, train_length, POWER, np.arange(n, dtype=np.float64))
             found = scores[head, -1] - scores[head, ::-1]
             assert np.abs(found - right)[right <= NATS].max() < limit
 
 
-@pytest.mark.parametrize("power", [8, 16])
-def test_the_first_queries_have_no_curve(power: int) -> None:
+def test_the_first_queries_have_no_curve() -> None:
     """Powers of how much longer the trained length is than their texts are not finite."""
-    queries, _ = Layer("ort", "fp32", 65536, power).channels(2)
+    queries, _ = Layer("ort", "fp32", 65536).channels(2)
     assert np.isfinite(queries).all()
     assert not queries[..., 6:12].any()
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize(
-    ("power", "train_length", "limit"), [(8, 2048, 1e-3), (8, 8192, 3e-3), (16, 2048, 1e-3)]
-)
-def test_attention_in_float32(profile: Profile, power: int, train_length: int, limit: float) -> None:
+@pytest.mark.parametrize(("train_length", "limit"), [(2048, 1e-3), (8192, 3e-3)])
+def test_attention_in_float32(profile: Profile, train_length: int, limit: float) -> None:
     """By the probabilities of keys at eight distances, which their values show."""
     tokens, heads = lengths(train_length, 16), len(SLOPES)
     cached = None
     if profile == "ort":
-        _, channels = Layer(profile, "fp32", train_length, power).channels(tokens[-1])
+        _, channels = Layer(profile, "fp32", train_length).channels(tokens[-1])
         content = np.zeros((tokens[-1], heads, SIZE), dtype=np.float32)
         cached = np.concatenate([content, channels], axis=-1).transpose(1, 0, 2)[None]
     for n in (n for n in tokens if n > train_length):
         distance = np.arange(n, dtype=np.float64)
-        right = [concave_penalties(slope, n, train_length, power, distance) for slope in SLOPES]
+        right = [concave_penalties(slope, n, train_length, POWER, distance) for slope in SLOPES]
         chosen = [np.searchsorted(row, np.linspace(1, NATS, SIZE), side="right") - 1 for row in right]
-        layer = Layer(profile, "fp32", train_length, power)
+        layer = Layer(profile, "fp32", train_length)
         shape = (1, heads, n - 1, layer.attention.head_size)
         keys = np.zeros(shape, dtype=np.float32) if cached is None else cached[:, :, : n - 1]
         values = np.zeros(shape, dtype=np.float32)
@@ -201,19 +185,10 @@ def test_the_same_bits_up_to_the_trained_length(
     assert np.array_equal(stock, concave)
 
 
-def with_power(folder: Path, power: int) -> Path:
-    """Gives a converted repository another power."""
-    scaling = {**config_of(folder)["alibi_scaling"], "power": power}
-    edit_json(folder / "config.json", {"alibi_scaling": scaling})
-    manifest.update(folder, {"config.json": sha256(folder / "config.json")})
-    return folder
-
-
-@pytest.mark.parametrize(("power", "held", "longest"), [(8, 322, 352), (16, 88, 91)])
-def test_float16_beyond_its_range(converted: Convert, power: int, held: int, longest: int) -> None:
+def test_float16_beyond_its_range(converted: Convert) -> None:
     """Never wrong numbers: what it is said to hold is right, and what it does not is NaN."""
-    folder = with_power(converted("bloom", 4, "concave"), power)
-    assert half_reach(open_converted(folder).scaling) == held <= longest
+    folder, longest = converted("bloom", 4, "concave"), 352
+    assert open_converted(folder).scaling.float16_length == 322
     ids = tiny.token_ids(1, 400)
     for profile in PROFILES:
         engine = Engine(build(folder, profile, "fp16", name=f"{profile}.onnx"))
@@ -236,14 +211,11 @@ def test_float16_beyond_its_range(converted: Convert, power: int, held: int, lon
     ],
 )
 def test_what_is_told_of_float16(converted: Convert, profile: Profile, dtype: str, limited: bool) -> None:
-    """In the card, and to onnxruntime-genai, which refuses longer texts."""
-    folder = with_power(converted("bloom", 4, "concave"), 16)
+    """In the card."""
+    folder = converted("bloom", 4, "concave")
     exported(folder, profile, dtype=dtype)
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert ("88 tokens" in card) == limited
-    if profile == "ort":
-        genai = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
-        assert genai["model"]["context_length"] == (88 if limited else 16 * TRAIN_LENGTH)
+    assert ("up to 322 tokens: more are NaN" in card) == limited
 
 
 @pytest.mark.parametrize(

@@ -202,12 +202,12 @@ def test_which_graph_is_served(converted: Convert) -> None:
     assert "genai" not in (folder / "README.md").read_text(encoding="utf-8")
 
 
-def content(repository: Model, half: bool = False, **changes: Any) -> dict[str, Any]:
+def content(repository: Model, **changes: Any) -> dict[str, Any]:
     changed = dataclasses.replace(
         tests_models.model_of({**repository.config, **changes}), source=repository.source
     )
     assert isinstance(changed, AlibiModel)
-    return genai_config(changed, file_name="model.onnx", half=half)
+    return genai_config(changed, file_name="model.onnx")
 
 
 @pytest.mark.parametrize(
@@ -278,8 +278,8 @@ def test_context_length(converted: Convert) -> None:
     known = repository.config["ntk_convert"]
     dynamic = {"type": "ntk", "train_seq_len": 100, "dynamic": "length", "rate": 1.0}
 
-    def length(half: bool = False, **changes: Any) -> int:
-        made = content(repository, half, **changes)
+    def length(**changes: Any) -> int:
+        made = content(repository, **changes)
         assert made["search"]["max_length"] == made["model"]["context_length"]
         return made["model"]["context_length"]
 
@@ -288,10 +288,8 @@ def test_context_length(converted: Convert) -> None:
     assert length(ntk_convert={**known, "train_length": 300}) == 300 * 4
     assert length(ntk_convert={**known, "train_length": 300}, alibi_scaling=None) == 300
     assert length(alibi_scaling=dynamic) == 800
-    concave = {"type": "concave", "train_seq_len": 100, "dynamic": "position"}
-    # A float16 graph holds 2 ** (30 / power) times the trained length.
-    for power, half, longest in ((8, False, 800), (8, True, 800), (16, False, 1600), (16, True, 366)):
-        assert length(half, alibi_scaling={**concave, "power": power}) == longest
+    concave = {"type": "concave", "train_seq_len": 100, "dynamic": "position", "power": 8}
+    assert length(alibi_scaling=concave) == 800
 
 
 def test_the_raised_limit_of_mpt_is_not_multiplied_again(converted: Convert) -> None:

@@ -109,14 +109,12 @@ def _in_javascript(graphs: Mapping[str, Description]) -> list[str]:
 
 
 def _described(made: Description) -> str:
-    from converter.onnx.concave import half_reach
-
     parts = [made.dtype, f"profile `{made.profile}`", *[f"task `{made.task}`"] * bool(made.task)]
     parts += ["calibrated on a text (GPTQ)"] * made.calibrated
     parts += ["logits of each row's last token only"] * made.last_logits
     parts += ["with its own weights" if made.standalone else "over the weights in the safetensors"]
     if (made.profile, made.computes_in) == ("ort", "fp16"):
-        held = half_reach(read_scaling(made.alibi_scaling))
+        held = read_scaling(made.alibi_scaling).float16_length
         if held is not None:
             parts.append(f"for up to {held} tokens: more give NaN in float16")
     parts += [f"the output `{SENTENCES}` is one vector of each text: {made.pooling}"] if made.pooling else []

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from converter.errors import UnsupportedModel, option
 from converter.onnx.alibi import Alibi, Tokens
 from converter.onnx.graph import Graph, Value
-from converter.scaling.scaling import Scaling
+from converter.scaling.scaling import LARGEST_BITS
 
 QUERY_PARTS, KEY_PARTS = (0, 0, 0, 1, 1, 2), (0, 1, 2, 0, 1, 0)
 """The parts of c and of u that are multiplied and summed, one product in each channel."""
@@ -28,28 +28,16 @@ HALF_QUERY_PARTS, HALF_KEY_PARTS = (0, 0, 1, 2, 2, 3), (0, 1, 0, 2, 3, 2)
 CURVE_CHANNELS = len(QUERY_PARTS)
 NEAR, NEAR_SCALE, FAR_SCALE = 18, 3, 15
 """In float16, keys are near with u up to 2 ** NEAR. Scales are powers of 2."""
-LARGEST_HALF = 30
-"""In float16, the logarithm to base 2 of the largest u."""
-STEEPEST_HALF = 9.5e5
+STEEPEST_HALF = 9.7e5
 """The largest slope * trained length / softmax scale for which c stays within float16's range."""
 PART_BITS, HALF_BITS = 8, 11
 """Leading bits of a part: those of bfloat16, and of float16."""
 BITS = {ir.DataType.FLOAT: 24, ir.DataType.DOUBLE: 53}
 
 
-def half_reach(scaling: Scaling) -> int | None:
-    """The tokens that a float16 graph with folded channels takes; None if that has no end.
-
-    Some tokens later, a key's u leaves the range of float16 and is infinite, so the results are NaN.
-    """
-    if scaling.power is None:
-        return None
-    return int(scaling.train_length * 2 ** (LARGEST_HALF / scaling.power))
-
-
 def times_with_far_keys(power: int) -> float:
     """A multiple of the trained length at which float16 graphs have near and far keys, and hold them all."""
-    return float(2 ** ((NEAR + LARGEST_HALF) / 2 / power))
+    return float(2 ** ((NEAR + LARGEST_BITS) / 2 / power))
 
 
 class ConcavePenalty:

@@ -133,8 +133,7 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
             from converter.onnx.genai import NEVER_ENDS, genai_config
 
             # Of two graphs, the second one computes in float32, for CPUs.
-            half = any(graph.computes_in == "fp16" for graph in graphs.values())
-            config = genai_config(repository, file_name=[*graphs][-1], half=half)
+            config = genai_config(repository, file_name=[*graphs][-1])
             note = None if "eos_token_id" in config["model"] else NEVER_ENDS
             (work / GENAI).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             names.append(GENAI)

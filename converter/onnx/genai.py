@@ -18,7 +18,6 @@ from converter.config import LARGEST_COUNT, count, is_integer
 from converter.errors import SourceError
 from converter.model.alibi import AlibiModel
 from converter.onnx.attention_ort import head_size
-from converter.onnx.concave import half_reach
 from converter.onnx.options import ENTRIES
 from converter.source.source import Source
 from converter.source.tokenizer import TOKENIZER_CONFIG
@@ -31,14 +30,11 @@ DEFAULT_LENGTH = 2048
 """Tokens: the trained length of most ALiBi checkpoints, used if the config has no limit."""
 
 
-def genai_config(repository: AlibiModel, *, file_name: str, half: bool = False) -> dict[str, Any]:
-    """The content of genai_config.json for ``file_name``, a graph with GroupQueryAttention.
-
-    ``half``: whether this graph, or another one of the repository, computes in float16.
-    """
+def genai_config(repository: AlibiModel, *, file_name: str) -> dict[str, Any]:
+    """The content of genai_config.json for ``file_name``, a graph with GroupQueryAttention."""
     geometry = repository.geometry
     vocabulary = count(repository.config, "vocab_size")
-    longest = context_length(repository, half=half)
+    longest = context_length(repository)
     return {
         "model": {
             "type": "decoder",
@@ -71,8 +67,8 @@ def genai_config(repository: AlibiModel, *, file_name: str, half: bool = False) 
     }
 
 
-def context_length(repository: AlibiModel, *, half: bool) -> int:
-    """The longest row, in tokens, that genai accepts; the model itself has no limit, except in float16.
+def context_length(repository: AlibiModel) -> int:
+    """The longest row, in tokens, that genai accepts; the model itself has no limit.
 
     This is the trained length times ``Scaling.reach``. If the trained length is not known, the limit in the
     config takes its place. That limit is often not the trained length, but here it only bounds a buffer.
@@ -84,11 +80,7 @@ def context_length(repository: AlibiModel, *, half: bool) -> int:
         trained = count(config, limit, default=DEFAULT_LENGTH)
         if family.limited and config.get(limit) is not None:
             factor = 1.0  # the conversion has raised this limit already
-    longest = min(round(trained * factor), LARGEST_COUNT)
-    held = half_reach(repository.scaling)
-    if half and held is not None:
-        longest = min(longest, held)
-    return longest
+    return min(round(trained * factor), LARGEST_COUNT)
 
 
 def _special_tokens(repository: AlibiModel, vocabulary: int) -> dict[str, Any]:

@@ -107,8 +107,8 @@ def plan_attention(
         of_keys = concave_key_channels(alibi, positions.keys, positions.real, dtype)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and position_ids is None and cache.keys <= alibi.train_length:
-            # No query sees more tokens than in training, so the curve is 0. Attention leaves its channels out:
-            # with heads of the same size, kernels give the same bits as without a scaling.
+            # No query sees more tokens than in training, so the curve is 0. Attention leaves its channels
+            # out: with heads of the same size, kernels give the same bits as without a scaling.
             of_queries = of_queries[..., :CHANNELS]
     factors = alibi.query_factors(positions.queries, positions.lengths)
     return AttentionPlan(

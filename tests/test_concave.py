@@ -21,7 +21,7 @@ from templates.ntk_alibi import Alibi, stock_slopes
 from templates.ntk_concave import check_float16, concave_key_channels, concave_query_channels
 from templates.ntk_plan import plan_attention
 from tests import tiny
-from tests.conftest import Pristine, Refused
+from tests.conftest import Pristine, Refused, RunCli
 from tests.onnx_graphs import assert_close
 from tests.patched import TRAIN_LENGTH, Convert, load
 from tests.reference.alibi import concave_penalties
@@ -204,7 +204,7 @@ def test_gradients(converted: Convert, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def test_positions_that_are_given(converted: Convert) -> None:
-    """Padded tokens at -1 and positions far out are as right as those that are counted, bit for bit or nearly."""
+    """Padded tokens at -1, and positions far out, are as right as those that are counted."""
     model = load(converted("bloom", 4, "concave"))
     ids = torch.from_numpy(tiny.token_ids(2, 4 * TRAIN_LENGTH))
     mask = torch.from_numpy(tiny.padding_mask([4 * TRAIN_LENGTH, 80], "left", 4 * TRAIN_LENGTH))
@@ -262,7 +262,7 @@ def test_exported_with_any_length_and_without_memory(converted: Convert) -> None
 
 
 def test_evaluation_refuses_texts_that_float16_does_not_hold(
-    pristine: Pristine, refused: Refused, tmp_path: Path
+    pristine: Pristine, run: RunCli, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
     words_of_text = (f"w{4 + number % (tiny.VOCAB_SIZE - 4)}" for number in range(9000))
@@ -270,7 +270,9 @@ def test_evaluation_refuses_texts_that_float16_does_not_hold(
     words = ("--train-length", "24", "--text", text, "--dtype", "fp16")
     evaluated = ("eval", pristine("bloom"), "--methods", "concave", "--lengths", "24,384", *words)
     for asked in (evaluated, ("tune", pristine("bloom"), "--target-length", "384", *words)):
-        assert "bf16" in refused(*asked, code=2)
+        result = run(*asked)
+        assert (result.code, result.out) == (2, "")
+        assert "give --dtype bf16" in result.err.splitlines()[-1]
 
 
 def test_a_text_too_long_for_float16(converted: Convert) -> None:

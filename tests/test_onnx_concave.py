@@ -215,7 +215,7 @@ def test_what_is_told_of_float16(converted: Convert, profile: Profile, dtype: st
     folder = converted("bloom", 4, "concave")
     exported(folder, profile, dtype=dtype)
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert ("up to 322 tokens: more are NaN" in card) == limited
+    assert ("up to 322 tokens: more give NaN" in card) == limited
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def evaluate(
                 evaluated.check_room(benchmark.most_tokens_at_once)
                 evaluated.check_scaling(benchmark.sample, model, say, source)
             else:
-                evaluated.check_float16(scalings, max(benchmark.lengths, default=0))
+                evaluated.check_float16(scalings, benchmark.most_tokens_at_once)
 
             titles = short_names(map(str, scalings))
             with token_bar(name, benchmark.tokens * len(scalings), show=progress) as bar:

@@ -148,8 +148,8 @@ class OrtAttention:
         centre = graph.op("Mul", self._column(tokens.positions), graph.float32(-1 / scale / CENTRE_KEY))
         centre = graph.op("Mul", graph.op("Reshape", centre, self.by_row), slopes)
         if self.concave is not None:
-            own = graph.op("Mul", self.concave.curves, graph.float32(1 / scale / CENTRE_KEY))
-            centre = graph.op("Sub", centre, own)
+            curve_at_own = graph.op("Mul", self.concave.curves, graph.float32(1 / scale / CENTRE_KEY))
+            centre = graph.op("Sub", centre, curve_at_own)
         centre = graph.reshape(centre, -1, heads, 1)
         return graph.cast(graph.op("Concat", fixed, centre, axis=-1))
 

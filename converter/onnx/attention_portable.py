@@ -113,7 +113,7 @@ class BlockwiseAttention:
         """
         graph, geometry = self.graph, self.geometry
         heads, groups, size = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
-        bias = graph.op("Mul", self._slopes_to(distance, index, layer), distance)
+        bias = graph.op("Mul", self._penalty_per_token(distance, index, layer), distance)
         block = graph.op("Gather", queries, index, axis=2)
         # Heads that share a key are rows of one product, so no key is repeated.
         block = graph.reshape(block, 0, groups, -1, size)
@@ -124,7 +124,7 @@ class BlockwiseAttention:
         output = graph.op("MatMul", graph.reshape(probabilities, 0, groups, -1, 0), cache.value)
         return graph.op("Transpose", graph.reshape(output, 0, heads, -1, size), perm=[0, 2, 1, 3])
 
-    def _slopes_to(self, distance: Value, index: Value, layer: int) -> Value:
+    def _penalty_per_token(self, distance: Value, index: Value, layer: int) -> Value:
         """float32 [1 or B, H, 1 or Q, 1 or K]: what a distance costs the queries ``index`` for each token."""
         del distance
         slopes = self.slopes[layer if len(self.slopes) > 1 else 0]
@@ -171,12 +171,12 @@ class PortableAttention(BlockwiseAttention):
             return super()._slopes(alibi, layer)
         return self._by_query(self.concave.lines)
 
-    def _slopes_to(self, distance: Value, index: Value, layer: int) -> Value:
-        slopes = super()._slopes_to(distance, index, layer)
+    def _penalty_per_token(self, distance: Value, index: Value, layer: int) -> Value:
+        slopes = super()._penalty_per_token(distance, index, layer)
         if self.concave is None:
             return slopes
         curves, seen = (self.graph.op("Gather", each, index, axis=2) for each in (self.curves, self.seen))
-        return self.concave.slopes_to(distance, seen, slopes, curves)
+        return self.concave.penalty_per_token(distance, seen, slopes, curves)
 
     def __call__(
         self, query: Value, key: Value, value: Value, past: Cache | None, layer: int

@@ -128,7 +128,7 @@ class ConcavePenalty:
         rounded = [graph.cast(part, ir.DataType.FLOAT) for part in parts]
         return in_order([graph.reshape(part, -1, 1) for part in rounded], order)
 
-    def slopes_to(self, distance: Value, seen: Value, lines: Value, curves: Value) -> Value:
+    def penalty_per_token(self, distance: Value, seen: Value, lines: Value, curves: Value) -> Value:
         """The penalty divided by the distance d, float32 [B, H, Q, T], for Q queries and T keys of a block.
 
         ``A + B / n * (1 - r ** K) / (1 - r)`` with r = 1 - d / n. The fraction is a product for a power of

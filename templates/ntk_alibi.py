@@ -43,8 +43,8 @@ OWN_KEYS = {
     "by-parts": {"ramp"},
     "concave": {"power"},
 }
-# The power of a concave penalty; see ntk_concave.py.
-POWER = 8
+# The powers that the channels of a concave penalty hold, see ntk_concave.py. Conversions write 8.
+POWERS = (8, 16)
 # The score of a padded key is the product of these two, below the score of any real key. float16 can
 # hold both factors for every softmax scale down to 1 / 256.
 PADDED_QUERY, PADDED_KEY = 128.0, -256.0
@@ -168,7 +168,7 @@ class Alibi:
         """Takes over a concave penalty; raises ValueError for one that cannot be honoured."""
         length, power = scaling["train_seq_len"], scaling["power"]
         sound = set(scaling) == {"type", "train_seq_len", "dynamic", "power"}
-        if not (sound and scaling["dynamic"] == "position" and 0 < length < math.inf and power == POWER):
+        if not (sound and scaling["dynamic"] == "position" and 0 < length < math.inf and power in POWERS):
             raise ValueError(f"alibi_scaling: cannot honour {dict(scaling)}")
         self.dynamic, self.train_length, self.power = "position", float(length), int(power)
 

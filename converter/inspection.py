@@ -27,9 +27,9 @@ class SlopeTable:
     stock: tuple[float, ...]
     """As trained."""
     scaled: tuple[float, ...] | None
-    """After scaling; None without scaling, and for a concave penalty, which is no slope."""
+    """After scaling; None without scaling, and for a concave penalty, which has no slope."""
     factor: float | None
-    """The scale factor a of ``scaled``; of a concave penalty, the tokens through the trained length."""
+    """The scale factor a of ``scaled``; of a concave penalty, tokens / trained length."""
     at_length: int | None
     """Number of tokens at which a dynamic scaling has this factor; None for a static one."""
     layers: int = 1

@@ -11,6 +11,7 @@ Stock slopes: Press et al., ICLR 2022 (arXiv 2108.12409) and MosaicML's llm-foun
 NTK scaling: github.com/keezen/ntk_alibi, generalised to slopes of any number and order.
 Linear scaling: Al-Khateeb et al. 2023 (arXiv 2310.13017).
 Scaling by parts: the counterpart of "NTK by parts" for rotary frequencies (u/bloc97, July 2023).
+A concave penalty is no scaled slope; it is in ntk_concave.py.
 Temperatures: a factor on the content that grows with the length, as in YaRN (arXiv 2309.00071) and InfoScale
 (arXiv 2501.08570), but one for each head.
 
@@ -42,7 +43,7 @@ OWN_KEYS = {
     "by-parts": {"ramp"},
     "concave": {"power"},
 }
-# The powers of a concave penalty; see ntk_concave.py.
+# The powers that the channels of a concave penalty hold, see ntk_concave.py. Conversions write 8.
 POWERS = (8, 16)
 # The score of a padded key is the product of these two, below the score of any real key. float16 can
 # hold both factors for every softmax scale down to 1 / 256.
@@ -164,7 +165,7 @@ class Alibi:
             self.temperatures = [[factor**u for u in row] for row in self.temperatures]
 
     def _read_concave(self, scaling: Mapping[str, Any]) -> None:
-        """The same for a concave penalty."""
+        """Takes over a concave penalty; raises ValueError for one that cannot be honoured."""
         length, power = scaling["train_seq_len"], scaling["power"]
         sound = set(scaling) == {"type", "train_seq_len", "dynamic", "power"}
         if not (sound and scaling["dynamic"] == "position" and 0 < length < math.inf and power in POWERS):

@@ -94,7 +94,7 @@ class AlibiAttention(nn.Module):
             key, value = fold(key, plan.key_channels), F.pad(value, (0, plan.key_channels.shape[-1]))
 
         query = fold(query, channels)
-        if key.shape[-1] > query.shape[-1]:  # those that are zero in all queries are not read
+        if key.shape[-1] > query.shape[-1]:  # this pass leaves the curve's channels out, see ntk_plan.py
             key, value = key[..., : query.shape[-1]], value[..., : query.shape[-1]]
 
         groups = query.shape[1] // key.shape[1]

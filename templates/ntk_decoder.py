@@ -25,7 +25,7 @@ from .ntk_alibi import Alibi
 from .ntk_attention import head_processes
 from .ntk_cache import CACHE, grow
 from .ntk_heads import Head, Support, check_keywords
-from .ntk_modes import PACKED, check_lengths
+from .ntk_modes import PACKED, check_lengths, check_paged_float16
 from .ntk_plan import plan_attention
 
 logger = logging.get_logger(__name__)
@@ -198,7 +198,9 @@ class CausalLMHead(Head):
         return None if (self.tp_size or 1) > 1 else super()._get_static_cache_init_shape()
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        check_lengths(self.base_model.alibi, "continuous batching")  # later, the error would only be logged
+        # Later, these errors would only be logged.
+        check_lengths(self.base_model.alibi, "continuous batching")
+        check_paged_float16(self.base_model.alibi, self.dtype)
         return super().init_continuous_batching(*args, **kwargs)
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:

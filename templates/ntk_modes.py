@@ -169,6 +169,7 @@ def check_paged(
 ) -> None:
     """Raises ValueError if continuous batching does not work with folded keys here."""
     check_lengths(alibi, "continuous batching")
+    check_paged_float16(alibi, hidden_states.dtype)
     takes_cache = name in FUNCTIONS and "cache" in inspect.signature(FUNCTIONS[name]).parameters
     if not (UPDATES_PAGED or takes_cache or "paged" in name):  # it would attend to the new tokens only
         paged = ", ".join(key for key in FUNCTIONS if "paged" in key)
@@ -177,6 +178,15 @@ def check_paged(
         raise ValueError(f"{name} rounds the scores to {hidden_states.dtype}; use sdpa or float32")
     if position_ids is None:
         raise ValueError("continuous batching needs position_ids")
+
+
+def check_paged_float16(alibi: Alibi, dtype: torch.dtype) -> None:
+    """Raises ValueError for a concave penalty in float16: paged caches do not tell how long texts are."""
+    if alibi.power is not None and dtype == torch.float16:
+        raise ValueError(
+            "continuous batching does not work with a concave penalty in float16, which holds it for some "
+            "lengths only; load the model in bfloat16"
+        )
 
 
 def check_lengths(alibi: Alibi, what: str) -> None:

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from .ntk_alibi import CHANNELS, Alibi, key_channels, query_channels
 from .ntk_cache import CacheState, cache_state
-from .ntk_concave import check_concave, concave_key_channels, concave_query_channels
+from .ntk_concave import check_float16, concave_key_channels, concave_query_channels
 from .ntk_modes import Positions, check_paged, given_positions, packed_keywords, stated
 
 
@@ -30,11 +30,13 @@ class AttentionPlan(NamedTuple):
     keywords: Mapping[str, Any]
     """Other arguments of the attention function."""
     query_channels: tuple[torch.Tensor, ...]
-    """The slopes, to append to queries: [B or 1, H, 1 or Q, C], one for all layers or one each."""
+    """The penalty, to append to queries: [B or 1, H, 1 or Q, C], one for all layers or one each."""
     query_factors: tuple[torch.Tensor, ...] | None
     """What to multiply queries by, float32 [B or 1, H, 1 or Q], as many; None without temperatures."""
     key_channels: torch.Tensor
-    """[B or 1, 1, Q or K, C or more]: the positions, to append to the new keys, or all if ``fold_cached``."""
+    """The positions, to append to the new keys, or to all if ``fold_cached``: [B or 1, 1, Q or K, C or more].
+
+    There are more if this pass leaves out the curve's, which cached keys have for later ones."""
     fold_cached: bool
     """Whether keys are folded after they leave the cache, because it would round the channels."""
     slots: torch.Tensor
@@ -90,19 +92,32 @@ def plan_attention(
         keywords = packed_keywords(keywords, position_ids, positions, hidden_states.shape[:2])
         mask = causal_mask(name, hidden_states, positions, cache)
 
+    dtype = hidden_states.dtype
     if alibi.power is None:
         of_queries = query_channels(alibi.at(positions.queries, positions.lengths), scaling)
         of_keys = key_channels(positions.keys, positions.real)
     else:
-        of_queries, of_keys = concave_channels(alibi, positions, scaling, hidden_states, cache, keywords)
+        dtype = attention_dtype(hidden_states)
+        longest = cache.keys
+        if positions.starts is not None:  # FlashAttention's keywords have the longest document
+            longest = keywords.get("max_length_k", cache.keys)
+        if dtype == torch.float16:
+            check_float16(alibi, longest, scaling)
+        of_queries = concave_query_channels(alibi, positions.queries, scaling, dtype)
+        of_keys = concave_key_channels(alibi, positions.keys, positions.real, dtype)
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if not traced and position_ids is None and cache.keys <= alibi.train_length:
+            # No query sees more tokens than in training, so the curve is 0. Attention leaves its channels
+            # out: with heads of the same size, kernels give the same bits as without a scaling.
+            of_queries = of_queries[..., :CHANNELS]
     factors = alibi.query_factors(positions.queries, positions.lengths)
     return AttentionPlan(
         implementation=name,
         mask=mask,
         keywords=keywords,
-        query_channels=of_queries.to(hidden_states.dtype).unbind(),
+        query_channels=of_queries.to(dtype).unbind(),
         query_factors=None if factors is None else factors.unbind(),
-        key_channels=of_keys.to(hidden_states.dtype),
+        key_channels=of_keys.to(dtype),
         fold_cached=cache.quantised,
         slots=cache.slots,
         key_length=cache.keys,
@@ -111,34 +126,12 @@ def plan_attention(
     )
 
 
-def concave_channels(
-    alibi: Alibi,
-    positions: Positions,
-    scaling: float,
-    hidden_states: torch.Tensor,
-    cache: CacheState,
-    keywords: Mapping[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The channels of queries and keys for a concave penalty; see ntk_concave.py.
-
-    Raises:
-        ValueError: attention's dtype cannot hold the penalty for so many keys.
-    """
-    dtype, device = hidden_states.dtype, hidden_states.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-    is_paged = keywords.get("cache") is not None
-    longest = keywords.get("max_length_k", cache.keys) if is_paged else cache.keys
-    keys = max(longest.values()) if isinstance(longest, dict) else longest
-    check_concave(alibi, keys, scaling, dtype)
-    of_queries = concave_query_channels(alibi, positions.queries, scaling, dtype)
-    of_keys = concave_key_channels(alibi, positions.keys, positions.real, dtype)
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if keys <= alibi.train_length and not (traced or is_paged):
-        # The curve is zero, so attention skips its channels, in the keys too. With heads of the same size,
-        # kernels give the same bits as without a scaling.
-        of_queries = of_queries[..., :CHANNELS]
-    return of_queries, of_keys
+def attention_dtype(hidden_states: torch.Tensor) -> torch.dtype:
+    """The dtype of queries and keys: that of the hidden states, or of torch's automatic casts."""
+    device = hidden_states.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return hidden_states.dtype
 
 
 def real_tokens(attention_mask: torch.Tensor, cache: CacheState) -> torch.Tensor:

@@ -460,7 +460,7 @@ DONE = "error: the command is done and its result complete, but stdout cannot be
         ("", ">/dev/full", 1, "", DONE),
         # Limits
         ("ulimit -f 8;", "", 1, "", "error: File too large ({out}); raise the limit on the size of a file"),
-        ("ulimit -d 180000;", "", 1, "", "error: not enough memory; end other programs, or raise the limit"),
+        ("ulimit -d 150000;", "", 1, "", "error: not enough memory; end other programs, or raise the limit"),
         # Languages
         ("LC_ALL=C", "", 0, "{out}", "trust_remote_code=True"),
         ("PYTHONIOENCODING=ascii", "", 0, "{out}", "trust_remote_code=True"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from converter.scaling.scaling import POWERS, Scaling
+from converter.scaling.scaling import Scaling
 from templates.ntk_alibi import Alibi, stock_slopes
-from templates.ntk_concave import check_concave, concave_key_channels, concave_query_channels
+from templates.ntk_concave import check_float16, concave_key_channels, concave_query_channels
+from templates.ntk_plan import plan_attention
 from tests import tiny
-from tests.conftest import Pristine, Refused
+from tests.conftest import Pristine, Refused, RunCli
 from tests.onnx_graphs import assert_close
 from tests.patched import TRAIN_LENGTH, Convert, load
 from tests.reference.alibi import concave_penalties
@@ -30,18 +32,18 @@ MULTIPLES = (0.5, 1.01, 2, 4.7, 4.8, 8, 13, 16)
 """How many trained lengths the queries see; float16 changes its channels at 4.76, and ends at 13.45."""
 
 
-def concave(trained: int, power: int = 8, heads: int = 16) -> Alibi:
-    scaling = {"type": "concave", "train_seq_len": trained, "dynamic": "position", "power": power}
-    return Alibi(stock_slopes(heads), scaling)
+def concave(trained: int) -> Alibi:
+    scaling = {"type": "concave", "train_seq_len": trained, "dynamic": "position", "power": 8}
+    return Alibi(stock_slopes(16), scaling)
 
 
 # The formula
 
 
-@given(st.floats(1e-5, 1.0), st.integers(2, 4096), st.floats(0.01, 64.0), st.sampled_from(POWERS))
-def test_the_formula(slope: float, trained: int, multiple: float, power: int) -> None:
+@given(st.floats(1e-5, 1.0), st.integers(2, 4096), st.floats(0.01, 64.0))
+def test_the_formula(slope: float, trained: int, multiple: float) -> None:
     """The converter's penalty is the reference's, and has the properties that the documentation names."""
-    tokens = max(2, round(multiple * trained))
+    tokens, power = max(2, round(multiple * trained)), 8
     scaling = Scaling("concave", dynamic="position", train_length=trained, power=power)
     [penalty] = scaling.penalties((slope,), tokens)
     distances = np.linspace(0, tokens - 1, 50)
@@ -86,7 +88,6 @@ def test_the_share_of_the_stock_penalty_that_the_documentation_tells(
 # The channels
 
 
-@pytest.mark.parametrize("power", POWERS)
 @pytest.mark.parametrize(
     ("dtype", "trained", "limit"),
     [
@@ -94,13 +95,13 @@ def test_the_share_of_the_stock_penalty_that_the_documentation_tells(
         *((SINGLE, 8192, 3e-3), (BRAIN, 8192, 3e-3), (HALF, 8192, 3e-3)),
     ],
 )
-def test_channels(dtype: torch.dtype, trained: int, limit: float, power: int) -> None:
+def test_channels(dtype: torch.dtype, trained: int, limit: float) -> None:
     """Their product, summed in float32 as kernels do, is the penalty of keys within 30 nats."""
-    alibi, scale = concave(trained, power), 64**-0.5
+    alibi, scale = concave(trained), 64**-0.5
     worst = 0.0
     for multiple in MULTIPLES:
         tokens = round(multiple * trained)
-        if dtype == HALF and multiple > 2 ** (30 / power):
+        if dtype == HALF and multiple > 13.4:
             continue
         last = torch.tensor([[tokens - 1]])
         keys = concave_key_channels(alibi, torch.arange(tokens)[None], None, dtype)[0, 0]
@@ -108,17 +109,17 @@ def test_channels(dtype: torch.dtype, trained: int, limit: float, power: int) ->
         scores = (queries.to(dtype).float() @ keys.to(dtype).float().T * scale).double().numpy()
         distances = np.arange(tokens - 1, -1, -1, dtype=np.float64)
         for slope, of_head in zip(alibi.slopes[0], scores, strict=True):
-            wanted = concave_penalties(slope, tokens, trained, power, distances)
+            wanted = concave_penalties(slope, tokens, trained, 8, distances)
             near = wanted < 30
             worst = max(worst, np.abs(of_head[-1] - of_head - wanted)[near].max())
     assert worst < limit
 
 
-@pytest.mark.parametrize("power", POWERS)
 @pytest.mark.parametrize("trained", [2, 2048, 65536])
-def test_the_first_queries_have_no_curve(trained: int, power: int) -> None:
+def test_the_first_queries_have_no_curve(trained: int) -> None:
     """Powers of how much longer the trained length is than their texts are not finite."""
-    channels = concave_query_channels(concave(trained, power), torch.tensor([[0, trained - 1]]), 0.1, SINGLE)
+    channels = concave_query_channels(concave(trained), torch.tensor([[-1, 0, trained - 1]]), 0.1, SINGLE)
+    assert channels.isfinite().all()
     assert not channels[..., 8:].any()
 
 
@@ -130,22 +131,15 @@ def test_padded_keys_have_no_curve(dtype: torch.dtype) -> None:
     assert channels[0, 0, 1:, 8:].any()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "power", "multiple"), [(HALF, 8, 13.4), (HALF, 16, 3.6), (BRAIN, 8, 4000), (SINGLE, 16, 63)]
-)
-def test_the_longest_text(dtype: torch.dtype, power: int, multiple: float) -> None:
-    alibi = concave(2048, power)
-    check_concave(alibi, int(multiple * 2048), 1 / 8, dtype)
-    with pytest.raises(ValueError, match="texts of up to") as error:
-        check_concave(alibi, int(1.05 * multiple * 2048), 1 / 8, dtype)
-    assert ("bfloat16" in str(error.value).partition(";")[2]) == (dtype == HALF)
-
-
-def test_slopes_that_float16_cannot_hold() -> None:
-    check_concave(concave(2048), 2048, 1 / 256, HALF)
-    with pytest.raises(ValueError, match="bfloat16"):
-        check_concave(concave(65536), 2048, 1 / 256, HALF)
-    check_concave(concave(65536), 2048, 1 / 256, BRAIN)
+def test_what_float16_holds() -> None:
+    alibi = concave(2048)
+    check_float16(alibi, int(13.4 * 2048), 1 / 8)
+    with pytest.raises(ValueError, match=r"27554 tokens, and not for 28672; .* bfloat16"):
+        check_float16(alibi, 14 * 2048, 1 / 8)
+    steep = concave(65536)  # the numbers of its queries leave float16's range beyond the trained length
+    check_float16(steep, 65536, 1 / 256)
+    with pytest.raises(ValueError, match=r"trained length only, 65536 tokens, .* bfloat16"):
+        check_float16(steep, 65537, 1 / 256)
 
 
 # The model
@@ -206,6 +200,79 @@ def test_gradients(converted: Convert, dtype: torch.dtype) -> None:
     ids = torch.from_numpy(tiny.token_ids(1, 9 * TRAIN_LENGTH))
     model(ids, labels=ids).loss.backward()
     assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+
+
+@torch.no_grad()
+def test_positions_that_are_given(converted: Convert) -> None:
+    """Padded tokens at -1, and positions far out, are as right as those that are counted."""
+    model = load(converted("bloom", 4, "concave"))
+    ids = torch.from_numpy(tiny.token_ids(2, 4 * TRAIN_LENGTH))
+    mask = torch.from_numpy(tiny.padding_mask([4 * TRAIN_LENGTH, 80], "left", 4 * TRAIN_LENGTH))
+    wanted = model(ids, attention_mask=mask).logits[mask.bool()]
+    positions = mask.cumsum(-1) - 1
+    found = model(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
+    assert (found - wanted).abs().max() < 1e-5
+    # The same keys behind others that nothing sees.
+    visible = torch.ones(1, 1, 4 * TRAIN_LENGTH, 4 * TRAIN_LENGTH).tril().bool()
+    visible[..., : 3 * TRAIN_LENGTH] = False
+    visible |= torch.eye(4 * TRAIN_LENGTH).bool()
+    row, places = ids[:1], torch.arange(4 * TRAIN_LENGTH)[None]
+    behind = model(row, attention_mask=visible, position_ids=places).logits[:, 3 * TRAIN_LENGTH :]
+    alone = model(row[:, 3 * TRAIN_LENGTH :], position_ids=places[:, 3 * TRAIN_LENGTH :]).logits
+    assert (alone - behind).abs().max() < 1e-4
+
+
+def test_documents_in_float16_count_by_themselves(converted: Convert) -> None:
+    """Their row may be longer than what float16 holds."""
+    model = load(converted("bloom", 4, "concave"), dtype=HALF)
+    ids = torch.from_numpy(tiny.token_ids(1, 16 * TRAIN_LENGTH))
+    places = torch.arange(2 * TRAIN_LENGTH).repeat(8)[None]
+    with torch.no_grad():
+        found = model(ids, position_ids=places, use_cache=False).logits
+        alone = model(ids[:, : 2 * TRAIN_LENGTH]).logits
+    assert (found[:, : 2 * TRAIN_LENGTH] - alone).abs().max() < 0.01
+
+
+@pytest.mark.parametrize(("dtype", "cast"), [(HALF, BRAIN), (BRAIN, HALF), (SINGLE, HALF)], ids=str)
+def test_channels_have_the_dtype_of_automatic_casts(dtype: torch.dtype, cast: torch.dtype) -> None:
+    alibi, tokens = concave(TRAIN_LENGTH), 12 * TRAIN_LENGTH
+    config = SimpleNamespace(_attn_implementation="sdpa", head_dim=32)
+    with torch.autocast("cpu", dtype=cast):
+        plan = plan_attention(config, alibi, 0.25, torch.zeros(1, tokens, 1, dtype=dtype))
+    assert plan.key_channels.dtype == plan.query_channels[0].dtype == cast
+    scores = 0.25 * (plan.query_channels[0][0, :, -1].float() @ plan.key_channels[0, 0].float().T)
+    distances = np.arange(tokens - 1, -1, -1, dtype=np.float64)
+    for slope, of_head in zip(alibi.slopes[0], scores.double().numpy(), strict=True):
+        wanted = concave_penalties(slope, tokens, TRAIN_LENGTH, 8, distances)
+        near = wanted < 30
+        assert np.abs(of_head[-1] - of_head - wanted)[near].max() < 1e-3
+
+
+def test_exported_with_any_length_and_without_memory(converted: Convert) -> None:
+    folder = converted("bloom", 4, "concave")
+    model = load(folder, use_cache=False)
+    ids = torch.from_numpy(tiny.token_ids(1, 40))
+    length = torch.export.Dim("length", min=2, max=4096)
+    exported = torch.export.export(model, (ids,), dynamic_shapes={"input_ids": {1: length}}, strict=False)
+    for tokens in (10, 7 * TRAIN_LENGTH):
+        other = torch.from_numpy(tiny.token_ids(1, tokens))
+        with torch.no_grad():
+            assert (exported.module()(other).logits - model(other).logits).abs().max() < 1e-4
+    assert model.to("meta")(ids.to("meta")).logits.shape == (1, 40, tiny.VOCAB_SIZE)
+
+
+def test_evaluation_refuses_texts_that_float16_does_not_hold(
+    pristine: Pristine, run: RunCli, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    words_of_text = (f"w{4 + number % (tiny.VOCAB_SIZE - 4)}" for number in range(9000))
+    text.write_text(" ".join(words_of_text), encoding="utf-8")
+    words = ("--train-length", "24", "--text", text, "--dtype", "fp16")
+    evaluated = ("eval", pristine("bloom"), "--methods", "concave", "--lengths", "24,384", *words)
+    for asked in (evaluated, ("tune", pristine("bloom"), "--target-length", "384", *words)):
+        result = run(*asked)
+        assert (result.code, result.out) == (2, "")
+        assert "give --dtype bf16" in result.err.splitlines()[-1]
 
 
 def test_a_text_too_long_for_float16(converted: Convert) -> None:

@@ -117,6 +117,12 @@ def test_eager_attention_in_half_precision_is_refused(converted: Convert) -> Non
         model(torch.tensor([[5]]), position_ids=torch.tensor([[7]]), cache=object())
 
 
+def test_a_concave_penalty_in_float16_is_refused(converted: Convert) -> None:
+    model = with_attention(load(converted("bloom", 4, "concave"), dtype=torch.float16), "sdpa")
+    with pytest.raises(ValueError, match="in bfloat16"):
+        model(torch.tensor([[5]]), position_ids=torch.tensor([[7]]), cache=object())
+
+
 def test_tensor_parallelism_is_refused(converted: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has only some of the heads that the paged cache was made for."""
     model = with_attention(load(converted("bloom")), "sdpa")

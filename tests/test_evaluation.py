@@ -481,6 +481,8 @@ def test_the_scalings_are_the_cross_product() -> None:
         ("ntk", None),
         *(("by-parts", ramp) for ramp in ramps),
     ]
+    found = grid(["concave", "none", "ntk"], [2], ["position"])  # once, whatever the others take
+    assert [each.method for each in found] == ["none", "ntk", "ntk", "concave"]
 
 
 @pytest.mark.parametrize(
@@ -488,7 +490,8 @@ def test_the_scalings_are_the_cross_product() -> None:
     [
         ({"methods": ["ntk"]}, "`scales`"),
         ({"methods": ["ntk"], "rates": [2]}, "^`rates` belongs to `dynamic`"),
-        ({"methods": ["none"], "scales": [2]}, "^`scales` needs a method that scales; add e.g. `methods`"),
+        ({"methods": ["none"], "scales": [2]}, "^`scales` needs a method that takes one; add e.g. `methods`"),
+        ({"methods": ["concave"], "dynamic": ["position"]}, "^`dynamic` needs a method"),
         ({"methods": [], "dynamic": ["length"]}, "^`dynamic` needs a method"),
         ({"methods": ["ntk"], "scales": [2], "ramps": [(0.1, 1)]}, "`ramps` belongs to by-parts"),
         ({"methods": ["ntk"], "scales": [0.5]}, "from 1 to"),

@@ -66,6 +66,8 @@ SHAPES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "bloom-86": ("bloom", 3, "ntk", {"hidden_size": 3 * 86}),
     "replit-10": ("replit", 12, "ntk-position", {"d_model": 12 * 10}),
     "refact-13": ("refact", 4, "linear-length", {"n_embd": 4 * 13}),
+    "bloom-concave-112": ("bloom", 2, "concave", {"hidden_size": 2 * 112}),
+    "refact-concave-13": ("refact", 4, "concave", {"n_embd": 4 * 13}),
     "replit-24": ("replit", 24, "ntk", {}),  # as replit-code-v1_5-3b: 24 heads over 8
     "replit-epsilon": ("replit", 4, "ntk", {"norm_eps": 0.1}),
     "replit_lm": (
@@ -189,7 +191,7 @@ def test_heads(converted: Convert, runner: MakeRunner, name: str, head: str, how
 
 
 @pytest.mark.parametrize(
-    ("scaling", "how"), dealt(["ntk", "ntk-length", "ntk-position", "fitted-position"], PROFILES)
+    ("scaling", "how"), dealt(["ntk", "ntk-length", "ntk-position", "fitted-position", "concave"], PROFILES)
 )
 def test_scalings_of_graphs_without_a_cache(
     converted: Convert, runner: MakeRunner, scaling: str, how: str
@@ -450,14 +452,23 @@ def test_past_and_present_in_one_buffer_give_the_same(converted: Convert, family
         assert np.array_equal(buffers[name].numpy()[:, :, :40], cache)
 
 
-@pytest.mark.parametrize("shape", ["bloom-86", "replit-10", "refact-13"])
-def test_heads_of_any_size(tmp_path: Path, shape: str) -> None:
-    """They are verified; onnxruntime's attention needs a multiple of 8, beside the channels of the bias."""
+@pytest.mark.parametrize(
+    ("shape", "cached"),
+    [
+        ("bloom-86", 96),
+        ("replit-10", 24),
+        ("refact-13", 24),
+        ("bloom-concave-112", 128),
+        ("refact-concave-13", 32),
+    ],
+)
+def test_heads_of_any_size(tmp_path: Path, shape: str, cached: int) -> None:
+    """They are verified; onnxruntime's attention needs a multiple of 8, with the channels of the bias."""
     family, heads, scaling, changes = SHAPES[shape]
     source, out = tiny.FACTORIES[family](tmp_path / "source", heads, **changes), tmp_path / "out"
     result = convert(source, out, **SCALINGS[scaling])
     assert not any(check.skipped for check in result.checks if check.name in ("tensors", "slopes", "paths"))
     size = int(shape.rpartition("-")[2])
-    for profile, cached in (("ort", -(-(size + 8) // 8) * 8), ("portable", size)):
+    for profile, channels in (("ort", cached), ("portable", size)):
         engine = Engine(build(out, profile, name=f"{profile}.onnx"))
-        assert {value.shape[3] for value in engine.caches.values()} == {cached}
+        assert {value.shape[3] for value in engine.caches.values()} == {channels}

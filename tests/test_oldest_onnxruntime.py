@@ -25,7 +25,7 @@ from converter.onnx.options import QUANTISED, Profile
 from converter.onnx.session import CUDA_SINCE
 from tests import run_graphs, tiny
 from tests.conftest import edit_json
-from tests.onnx_graphs import POOLING, PROFILES, converted_copy, exported, with_modules
+from tests.onnx_graphs import POOLING, PROFILES, TRAIN_LENGTH, converted_copy, exported, with_modules
 
 Array = NDArray[Any]
 ROOT = Path(__file__).parent.parent
@@ -53,13 +53,16 @@ KINDS = [
     *(f"{family} CausalLM" for family in ("bloom", "mpt", "baichuan")),
     *("bloom SequenceClassification", "bloom QuestionAnswering"),
     *(f"{family} MaskedLM" for family in tiny.ENCODERS),
-    *("bloom pooled", "jina_bert pooled"),
+    *("bloom pooled", "jina_bert pooled", "bloom concave"),
 ]
 
 
 def made_as(folder: Path, kind: str) -> Path:
     """A converted tiny checkpoint of one of ``KINDS``."""
     name, head = kind.split()
+    if head == "concave":
+        source = tiny.FACTORIES[name](folder / "source", 4)
+        return converted_copy(source, folder / "out", method="concave", train_length=TRAIN_LENGTH)
     if head != "pooled":
         return headed(folder, name, head)
     pooling = {"word_embedding_dimension": 32, "pooling_mode": "weightedmean"}

@@ -106,6 +106,7 @@ def begin(model: Any, prompts: np.ndarray, **options: Any) -> Any:
         ("jais", "fitted-position", True, True),
         ("baichuan", "by-parts-tempered", False, True),
         ("falcon", "by-parts-position-tempered", True, False),
+        ("replit", "concave", True, False),
     ],
 )
 def test_greedy_tokens(converted: Convert, family: str, scaling: str, share: bool, last_logits: bool) -> None:
@@ -287,6 +288,8 @@ def test_context_length(converted: Convert) -> None:
     assert length(ntk_convert={**known, "train_length": 300}) == 300 * 4
     assert length(ntk_convert={**known, "train_length": 300}, alibi_scaling=None) == 300
     assert length(alibi_scaling=dynamic) == 800
+    concave = {"type": "concave", "train_seq_len": 100, "dynamic": "position", "power": 8}
+    assert length(alibi_scaling=concave) == 800
 
 
 def test_the_raised_limit_of_mpt_is_not_multiplied_again(converted: Convert) -> None:

@@ -93,6 +93,7 @@ class Row(NamedTuple):
     code: int = 1
 
 
+CONCAVE = {"type": "concave", "dynamic": "position", "power": 8}
 NOT_OURS = "was not written by ntk-convert"
 PORTABLE = ("--onnx-profile", "portable")
 BACKBONE = ("--onnx-task", "feature-extraction")
@@ -122,6 +123,11 @@ BROKEN: dict[str, Row] = {
     "more layers": Row("no tensor 'h.2.", config(n_layer=3)),
     "an activation": Row(
         "no graph for the activation 'tanh'", config(activation="tanh"), model=("falcon", {})
+    ),
+    "a steep concave penalty in float16": Row(
+        "float16 does not hold the concave penalty of this model's steepest slope; give --onnx-dtype bf16 or",
+        config(alibi_scaling={**CONCAVE, "train_seq_len": 1 << 22}),
+        ("--onnx-dtype", "fp16"),
     ),
     "NaN": Row("model.onnx: prompt of", weights(lambda tensors: spoil(tensors, torch.nan))),
     "infinity": Row("model.onnx: prompt of", weights(lambda tensors: spoil(tensors, torch.inf)), PORTABLE),

@@ -196,7 +196,7 @@ def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected:
         *(
             {key: value for key, value in {**CONCAVE, **changes}.items() if value != "left out"}
             for changes in [
-                *({"power": power} for power in (4, 7, 8.5, "8", True, None, "left out")),
+                *({"power": power} for power in (4, 16, 8.5, "8", True, None, "left out")),
                 *({"dynamic": dynamic} for dynamic in ("length", None, "left out")),
                 *({"train_seq_len": length} for length in (0, 2048.5, None, "left out")),
                 *({"rate": 1.0}, {"factor": 2.0}, {"ramp": [128, 512]}),

@@ -126,9 +126,11 @@ def test_attention_dropout_keeps_the_mean() -> None:
     assert (dropped.mean(0) - expected[0]).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *tiny.ENCODERS])
-def test_lora_adapter(model, tmp_path: Path, name: str) -> None:
-    make, decoder = model(name, 4, "ntk"), name in FAMILIES
+@pytest.mark.parametrize(
+    ("name", "scaling"), [*((name, "ntk") for name in (*FAMILIES, *tiny.ENCODERS)), ("mpt", "concave")]
+)
+def test_lora_adapter(model, tmp_path: Path, name: str, scaling: str) -> None:
+    make, decoder = model(name, 4, scaling), name in FAMILIES
     ids, mask = batch(rows=2, length=40)
     task = "CAUSAL_LM" if decoder else None
     model = get_peft_model(make(), LoraConfig(task_type=task, target_modules=[*queries(name)], r=4))

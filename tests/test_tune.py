@@ -55,7 +55,7 @@ def test_what_is_tried(trained: int, more: int) -> None:
     target = trained + more
     found = candidates(open_model(EXAMPLE), trained, target)
     assert found[0] == UNSCALED
-    assert [each.dynamic for each in found if each.dynamic] == ["position"] * 4
+    assert [each.dynamic for each in found if each.dynamic] == ["position"] * 5
     assert len(set(found)) == len(found)
     factors = [each.factor for each in found if each.static and each.method == "ntk"]
     assert target / trained in factors
@@ -76,7 +76,7 @@ def test_what_is_tried_depends_on_the_model(tmp_path: Path) -> None:
     both = [f"{method} {basis}" for basis in ("length", "position") for method in ("by-parts", "ntk")]
     for model, names in (
         (encoder, [*both, *static]),
-        (open_model(EXAMPLE), ["by-parts position", "ntk position", *static]),
+        (open_model(EXAMPLE), ["concave position", "by-parts position", "ntk position", *static]),
         (model_of(ROTARY | {"model_type": "llama"}), ["ntk length", *static]),
         (model_of(ROTARY | {"model_type": "phi3"}), ["ntk"]),
     ):
@@ -382,7 +382,7 @@ def test_one_half_chooses_and_the_other_judges(run: RunCli, prompts: Path, tmp_p
     words = ("--target-length", 1024, "--prompts", prompts, "--train-length", 256, "--items", 8)
     found = run("tune", EXAMPLE, *words, "--out", out)
     assert found.code == 0, found.err
-    assert "measuring 12 scalings takes about " in found.err
+    assert "measuring 13 scalings takes about " in found.err
     assert "kept back to judge by: 4 prompts or queries, too few to show anything" in found.err
     written = json.loads((out / "tuning.json").read_text())
     curve = Results.from_json(json.loads((out / "results.json").read_text()))

@@ -139,6 +139,8 @@ def evaluate(
             if isinstance(evaluated, Served):
                 evaluated.check_room(benchmark.most_tokens_at_once)
                 evaluated.check_scaling(benchmark.sample, model, say, source)
+            else:
+                evaluated.check_float16(scalings, benchmark.most_tokens_at_once)
 
             titles = short_names(map(str, scalings))
             with token_bar(name, benchmark.tokens * len(scalings), show=progress) as bar:

@@ -165,6 +165,17 @@ class EvaluatedModel:
         self._loaded = scaling, model
         return model
 
+    def check_float16(self, scalings: Sequence[Scaling], tokens: int) -> None:
+        """Raises ``UsageError`` if float16 does not hold a concave penalty for texts of so many tokens."""
+        held = [scaling.float16_length for scaling in scalings if scaling.float16_length is not None]
+        if not held or tokens <= min(held):
+            return
+        if self.scaled(self.baseline).dtype == torch.float16:
+            raise UsageError(
+                f"float16 holds a concave penalty for up to {min(held)} tokens of this model, and there are "
+                f"texts of {tokens}; give {option.dtype} bf16"
+            )
+
     @property
     def other_code(self) -> bool:
         """Whether it is a converted repository with other code than is measured: this version's."""

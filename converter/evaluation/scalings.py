@@ -62,7 +62,10 @@ def _check_grid(
     rates: Sequence[float],
     ramps: Sequence[Parts],
 ) -> None:
-    """Raises ``UsageError`` for what belongs to an option that is not given; ``methods`` without none."""
+    """Raises ``UsageError`` for what belongs to an option that is not given.
+
+    ``methods`` are those that take a strength: without ``none`` and ``concave``.
+    """
     if rates and not dynamic:
         raise UsageError(
             f"{option.rates} belongs to {option.dynamic}; add e.g. {option.dynamic} position, or drop "
@@ -75,7 +78,9 @@ def _check_grid(
         )
     if (scales or dynamic) and not methods:
         given = option.scales if scales else option.dynamic
-        raise UsageError(f"{given} needs a method that scales; add e.g. {option.methods} ntk")
+        raise UsageError(
+            f"{given} needs a method that takes one; add e.g. {option.methods} ntk, or drop {given}"
+        )
     if ramps and BY_PARTS not in methods:
         raise UsageError(
             f"{option.ramps} belongs to by-parts; add {option.methods} by-parts, or drop {option.ramps}"

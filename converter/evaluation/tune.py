@@ -183,6 +183,7 @@ def tune(
             scalings.append(evaluated.model.resolve(Request(slopes=read_slopes_file(slopes))))
         scalings = list(dict.fromkeys(scalings))
 
+        evaluated.check_float16(scalings, target_length)
         lengths = doubling_lengths(trained, target_length)
         benchmark = Benchmark.prepare(evaluated, asked, files, lengths, items, seed, say)
         halves = in_halves(benchmark, trained, target_length)

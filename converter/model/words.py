@@ -19,6 +19,11 @@ OWN_NOTES = """\
 The code comes with this repository;
 it neither needs nor uses the code that the source came with."""
 
+FLOAT16_NOTE = """
+
+In float16 it reads texts of up to {tokens} tokens, and refuses longer ones. bfloat16 and float32 have no such
+limit."""
+
 
 @dataclass(frozen=True)
 class Words:
@@ -44,11 +49,14 @@ def alibi_words(family: Family, scaling: Scaling, config: Config) -> Words:
     stock_class = config["architectures"][0].removeprefix("Ntk")
     what = "ALiBi slopes" if scaling.power is None else "ALiBi penalty"
     how = f"scaled for longer contexts: {scaling}" if scaling.scaled else "not scaled at all"
+    notes = TRUST + (STOCK_NOTES.format(stock_class=stock_class) if family.stock else OWN_NOTES)
+    if scaling.float16_length is not None:
+        notes += FLOAT16_NOTE.format(tokens=scaling.float16_length)
     return Words(
         kind="ALiBi",
         scaled=f"{what} {how}",
         differs="the attention's code and `config.json` differ",
-        notes=TRUST + (STOCK_NOTES.format(stock_class=stock_class) if family.stock else OWN_NOTES),
+        notes=notes,
         auto_class=auto_class(config),
         task=task(config),
         tags=("alibi", "ntk-alibi", "custom_code"),

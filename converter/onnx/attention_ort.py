@@ -7,6 +7,9 @@ The channels are those of ``templates/ntk_alibi.py``, which explains the choice 
 subtracts ``m * p`` of the query's own position, a constant of the row, so the scores of near keys are small
 numbers in kernels that keep them in half precision.
 
+A concave penalty has more channels (concave.py). Its line is in those of the slope, and the constant that is
+subtracted is ``A * p + B``.
+
 GroupQueryAttention takes heads of a multiple of 8 channels only. Other heads get channels of zeros as well.
 """
 
@@ -16,9 +19,12 @@ import onnx_ir as ir
 
 from converter.config import Geometry
 from converter.onnx.alibi import Alibi, Cache, Tokens
+from converter.onnx.concave import CURVE_CHANNELS, concave_penalty
 from converter.onnx.graph import ORT, Value
+from converter.scaling.scaling import Scaling
 
 CHANNELS = 8
+"""Those of a slope."""
 MULTIPLE = 8
 """GroupQueryAttention's head size must be a multiple of this."""
 BASE = 256.0
@@ -28,9 +34,9 @@ SPLIT = 2.0**16 + 1
 """Veltkamp's constant, which keeps the 8 leading bits of a float32."""
 
 
-def head_size(geometry: Geometry) -> int:
+def head_size(geometry: Geometry, scaling: Scaling) -> int:
     """Channels of a cached key or value."""
-    return -(-(geometry.head_dim + CHANNELS) // MULTIPLE) * MULTIPLE
+    return -(-(geometry.head_dim + scaling.folded_channels) // MULTIPLE) * MULTIPLE
 
 
 class OrtAttention:
@@ -48,10 +54,14 @@ class OrtAttention:
         self.graph = graph
         self.geometry = geometry
         self.softmax_scale = softmax_scale
-        self.head_size = head_size(geometry)
-        self.zeros = self.head_size - geometry.head_dim - CHANNELS
-        """Channels of zeros, beside ``CHANNELS``."""
+        self.head_size = head_size(geometry, alibi.scaling)
+        self.width = self.head_size - geometry.head_dim
+        """Channels of the penalty, and of zeros."""
         with graph.scope("alibi"):
+            self.concave = concave_penalty(tokens, alibi)
+            used = CHANNELS if self.concave is None else CHANNELS + CURVE_CHANNELS
+            self.zeros = self.width - used
+            """Channels of zeros."""
             self.by_row = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
             count = graph.op("Mul", tokens.rows, tokens.new)
             self.query_channels = [self._query_channels(tokens, alibi, layer) for layer in range(alibi.rows)]
@@ -59,7 +69,7 @@ class OrtAttention:
             self.query_factors = [alibi.query_factors(tokens, layer) for layer in range(alibi.rows)]
             """The same; None without temperatures."""
             self.key_channels = self._key_channels(tokens, count)
-            channels = graph.constant([geometry.num_kv_heads, CHANNELS + self.zeros])
+            channels = graph.constant([geometry.num_kv_heads, self.width])
             kv_shape = graph.op("Concat", count, channels, axis=0)
             self.value_channels = graph.op("Expand", graph.constant([[[0.0]]]), kv_shape)
             # The channels hide padded keys, so the kernel sees rows of the same length.
@@ -110,13 +120,16 @@ class OrtAttention:
         return output, Cache(present_key, present_value)
 
     def _query_channels(self, tokens: Tokens, alibi: Alibi, layer: int) -> Value:
-        """[N, H, CHANNELS + zeros]: the slope's 8 leading bits and the rest, three times each; constants.
+        """[N, H, width]: the slope's 8 leading bits and the rest, three times each; the curve; constants.
 
         The leading bits (Veltkamp) are exact in bfloat16 and float16. onnxruntime computes them once, when it
         loads the graph, unless the slopes depend on the tokens.
         """
         graph, scale, heads = self.graph, self.softmax_scale, self.geometry.num_heads
-        slopes = alibi.slopes_at(tokens, layer)
+        if self.concave is None:
+            slopes, curve = alibi.slopes_at(tokens, layer), []
+        else:
+            slopes, curve = self.concave.lines, self.concave.query_channels(scale)
         weight = graph.op(
             "Mul", graph.op("Unsqueeze", slopes, graph.constant([3])), graph.float32(BASE / scale)
         )
@@ -128,17 +141,20 @@ class OrtAttention:
             graph.op("Expand", graph.float32([value]), own)
             for value in (PADDED_QUERY / scale, *[0.0] * self.zeros)
         ]
-        fixed = graph.op("Concat", *[leading] * 3, *[rest] * 3, *constants, axis=-1)
-        width = CHANNELS - 1 + self.zeros
+        fixed = graph.op("Concat", *[leading] * 3, *[rest] * 3, *curve, *constants, axis=-1)
+        width = self.width - 1
         shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([heads, width]), axis=0)
         fixed = graph.reshape(graph.op("Expand", fixed, shape), -1, heads, width)
         centre = graph.op("Mul", self._column(tokens.positions), graph.float32(-1 / scale / CENTRE_KEY))
         centre = graph.op("Mul", graph.op("Reshape", centre, self.by_row), slopes)
+        if self.concave is not None:
+            curve_at_own = graph.op("Mul", self.concave.curves, graph.float32(1 / scale / CENTRE_KEY))
+            centre = graph.op("Sub", centre, curve_at_own)
         centre = graph.reshape(centre, -1, heads, 1)
         return graph.cast(graph.op("Concat", fixed, centre, axis=-1))
 
     def _key_channels(self, tokens: Tokens, count: Value) -> Value:
-        """[N, key-value heads, CHANNELS + zeros]: the position's digits in base 256, padding, a constant."""
+        """[N, key-value heads, width]: the position's digits in base 256, the curve, padding, a constant."""
         graph = self.graph
         base = graph.float32(BASE)
         position = self._column(tokens.positions)
@@ -147,6 +163,7 @@ class OrtAttention:
         middle = graph.op("Floor", graph.op("Div", low, base))
         low = graph.op("Sub", low, graph.op("Mul", middle, base))
         digits = [graph.op("Mul", high, base), middle, graph.op("Div", low, base)]
+        curve = [] if self.concave is None else self.concave.key_channels()
         mask = graph.cast(tokens.last_columns(tokens.mask), ir.DataType.FLOAT)
         padded = graph.op("Sub", graph.float32(1), self._column(mask))
         padded = graph.op("Mul", padded, graph.float32(PADDED_KEY))
@@ -154,9 +171,8 @@ class OrtAttention:
             graph.op("Expand", graph.float32([[value]]), graph.op("Shape", padded))
             for value in (*[0.0] * self.zeros, CENTRE_KEY)
         ]
-        channels = graph.op("Concat", *digits, *digits, padded, *constants, axis=-1)
-        width = CHANNELS + self.zeros
-        shape = graph.op("Concat", count, graph.constant([self.geometry.num_kv_heads, width]), axis=0)
+        channels = graph.op("Concat", *digits, *digits, *curve, padded, *constants, axis=-1)
+        shape = graph.op("Concat", count, graph.constant([self.geometry.num_kv_heads, self.width]), axis=0)
         return graph.cast(graph.op("Expand", graph.op("Unsqueeze", channels, graph.constant([1])), shape))
 
     def _column(self, values: Value) -> Value:

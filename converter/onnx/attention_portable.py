@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from converter.config import Geometry
 from converter.onnx.alibi import Alibi, Cache, Tokens
+from converter.onnx.concave import concave_penalty
 from converter.onnx.graph import Value
 
 BLOCK = 128
@@ -71,9 +72,12 @@ class BlockwiseAttention:
 
     def _slopes(self, alibi: Alibi, layer: int) -> Value:
         """float32 [1 or B, H, 1 or S, 1]."""
+        return self._by_query(alibi.slopes_at(self.tokens, layer))
+
+    def _by_query(self, values: Value) -> Value:
+        """[1 or B, 1 or S, any] as [1 or B, any, 1 or S, 1]."""
         graph = self.graph
-        slopes = graph.op("Transpose", alibi.slopes_at(self.tokens, layer), perm=[0, 2, 1])
-        return graph.op("Unsqueeze", slopes, graph.constant([3]))
+        return graph.op("Unsqueeze", graph.op("Transpose", values, perm=[0, 2, 1]), graph.constant([3]))
 
     def _scaled(self, query: Value, layer: int) -> Value:
         """Queries [N, H, D] as [B, H, S, D], scaled in float32, as all scores share the scale."""
@@ -109,9 +113,7 @@ class BlockwiseAttention:
         """
         graph, geometry = self.graph, self.geometry
         heads, groups, size = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
-        slopes = self.slopes[layer if len(self.slopes) > 1 else 0]
-        slopes = graph.op("Gather", slopes, index, axis=2) if self.slopes_vary else slopes
-        bias = graph.op("Mul", slopes, distance)
+        bias = graph.op("Mul", self._penalty_per_token(distance, index, layer), distance)
         block = graph.op("Gather", queries, index, axis=2)
         # Heads that share a key are rows of one product, so no key is repeated.
         block = graph.reshape(block, 0, groups, -1, size)
@@ -121,6 +123,12 @@ class BlockwiseAttention:
         probabilities = graph.narrow(graph.op("Softmax", graph.op("Add", scores, bias), axis=-1))
         output = graph.op("MatMul", graph.reshape(probabilities, 0, groups, -1, 0), cache.value)
         return graph.op("Transpose", graph.reshape(output, 0, heads, -1, size), perm=[0, 2, 1, 3])
+
+    def _penalty_per_token(self, distance: Value, index: Value, layer: int) -> Value:
+        """float32 [1 or B, H, 1 or Q, 1 or K]: what a distance costs the queries ``index`` for each token."""
+        del distance
+        slopes = self.slopes[layer if len(self.slopes) > 1 else 0]
+        return self.graph.op("Gather", slopes, index, axis=2) if self.slopes_vary else slopes
 
     def _by_head(self, states: Value) -> Value:
         """[N, heads, D] as [B, heads, S, D]."""
@@ -137,8 +145,10 @@ class PortableAttention(BlockwiseAttention):
     """The same as ``OrtAttention``. Caches are plain [B, key-value heads, tokens, head_dim]."""
 
     def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float):
+        graph = tokens.graph
+        with graph.scope("alibi"):
+            self.concave = concave_penalty(tokens, alibi)
         super().__init__(tokens, alibi, geometry, softmax_scale)
-        graph = self.graph
         self.head_size = geometry.head_dim
         with graph.scope("alibi"):
             self.key_slots = graph.op("Unsqueeze", graph.range(tokens.total), graph.constant([0]))
@@ -148,6 +158,25 @@ class PortableAttention(BlockwiseAttention):
             """float32 [B, 1, 1, T]."""
             self.query_positions = graph.op("Unsqueeze", tokens.positions, graph.constant([1, 3]))
             """float32 [B, 1, S, 1]."""
+            if self.concave is not None:
+                per_token = graph.op("Div", self.concave.curves, self.concave.seen)
+                self.curves = self._by_query(per_token)
+                """B / n, float32 [B, H, S, 1]."""
+                self.seen = self._by_query(self.concave.seen)
+                """n, float32 [B, 1, S, 1]."""
+
+    def _slopes(self, alibi: Alibi, layer: int) -> Value:
+        """float32 [1 or B, H, 1 or S, 1]; of a concave penalty, those of its line."""
+        if self.concave is None:
+            return super()._slopes(alibi, layer)
+        return self._by_query(self.concave.lines)
+
+    def _penalty_per_token(self, distance: Value, index: Value, layer: int) -> Value:
+        slopes = super()._penalty_per_token(distance, index, layer)
+        if self.concave is None:
+            return slopes
+        curves, seen = (self.graph.op("Gather", each, index, axis=2) for each in (self.curves, self.seen))
+        return self.concave.penalty_per_token(distance, seen, slopes, curves)
 
     def __call__(
         self, query: Value, key: Value, value: Value, past: Cache | None, layer: int

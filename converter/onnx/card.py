@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from converter.onnx.files import REPORT
 from converter.onnx.options import ENTRIES
+from converter.scaling.scaling import read_scaling
 from converter.source.sentence_transformers import SENTENCES
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from converter.onnx.report import ValidationReport
 
 PROFILES = """
-Profile `ort`: operators of onnxruntime; caches are [batch, heads, length, head size + 8, rounded up to a
+Profile `ort`: operators of onnxruntime; caches are [batch, heads, length, head size + {}, rounded up to a
 multiple of 8], and past and present may share one buffer. Profile `portable`: standard ONNX operators, and
 com.microsoft's MatMulNBits for quantised weights; caches are [batch, heads, length, head size]. Only language
 models have caches.
@@ -59,7 +60,9 @@ def section(graphs: Mapping[str, Description], report: ValidationReport | None, 
     genai_config.json.
     """
     lines = [f"- `{name}`: {_described(made)}" for name, made in graphs.items()]
-    lines += PROFILES.splitlines()
+    any_graph = next(iter(graphs.values()))
+    channels = read_scaling(any_graph.alibi_scaling).folded_channels
+    lines += PROFILES.format(channels).splitlines()
     entries = ", ".join(f"`{name}` = `{value}`" for name, value in ENTRIES.items())
     lines += [
         "",
@@ -110,5 +113,9 @@ def _described(made: Description) -> str:
     parts += ["calibrated on a text (GPTQ)"] * made.calibrated
     parts += ["logits of each row's last token only"] * made.last_logits
     parts += ["with its own weights" if made.standalone else "over the weights in the safetensors"]
+    if (made.profile, made.computes_in) == ("ort", "fp16"):
+        held = read_scaling(made.alibi_scaling).float16_length
+        if held is not None:
+            parts.append(f"for up to {held} tokens: more give NaN in float16")
     parts += [f"the output `{SENTENCES}` is one vector of each text: {made.pooling}"] if made.pooling else []
     return ", ".join(parts)

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from converter.model.alibi import AlibiModel
+from converter.onnx.concave import times_with_far_keys
 
 LONGEST_TRAINED = 16384
 """Tokens; a longer trained length is not run, because the time of attention grows with its square."""
@@ -58,8 +59,10 @@ def choose_coverage(repository: AlibiModel) -> Coverage:
     if trained > LONGEST_TRAINED:
         notes.append(f"trained length {trained} not reached, {LONGEST_TRAINED} run instead")
         trained = LONGEST_TRAINED
-    # A quarter more; of a short trained length, four times as much, up to 2,048 tokens.
-    beyond = max(trained + trained // 4, min(4 * trained, 2048))
+    # A quarter more; of a short trained length, four times as much or so, up to 2,048 tokens.
+    power = repository.scaling.power
+    times = 4 if power is None else times_with_far_keys(power)
+    beyond = max(trained + trained // 4, min(int(times * trained), 2048))
     continued = trained if repository.scaling.dynamic else min(trained, CONTINUED)
 
     all_tokens = int(repository.config["vocab_size"])

@@ -19,7 +19,6 @@ from converter.errors import SourceError
 from converter.model.alibi import AlibiModel
 from converter.onnx.attention_ort import head_size
 from converter.onnx.options import ENTRIES
-from converter.scaling.scaling import DYNAMIC_REACH
 from converter.source.source import Source
 from converter.source.tokenizer import TOKENIZER_CONFIG
 
@@ -45,7 +44,7 @@ def genai_config(repository: AlibiModel, *, file_name: str) -> dict[str, Any]:
             "decoder": {
                 "session_options": dict(ENTRIES),
                 "filename": file_name,
-                "head_size": head_size(geometry),
+                "head_size": head_size(geometry, repository.scaling),
                 "hidden_size": geometry.num_heads * geometry.head_dim,
                 "num_attention_heads": geometry.num_heads,
                 "num_hidden_layers": geometry.num_layers,
@@ -71,12 +70,10 @@ def genai_config(repository: AlibiModel, *, file_name: str) -> dict[str, Any]:
 def context_length(repository: AlibiModel) -> int:
     """The longest row, in tokens, that genai accepts; the model itself has no limit.
 
-    This is the trained length times the factor, or times ``DYNAMIC_REACH``. If the trained length is not
-    known, the limit in the config takes its place. That limit is often not the trained length, but here it
-    only bounds a buffer.
+    This is the trained length times ``Scaling.reach``. If the trained length is not known, the limit in the
+    config takes its place. That limit is often not the trained length, but here it only bounds a buffer.
     """
-    config, family, scaling = repository.config, repository.family, repository.scaling
-    factor = float(DYNAMIC_REACH) if scaling.dynamic else scaling.factor_at(0)
+    config, family, factor = repository.config, repository.family, repository.scaling.reach
     trained = repository.trained.tokens
     if trained is None:
         limit = family.length_hint or "max_position_embeddings"

@@ -161,13 +161,14 @@ def _draw(
 
     A variant without heights is left out.
     """
-    heights = [(variant, height(variant)) for variant in drawn.variants[:MOST_LINES]]
-    variants = [variant for variant, values in heights if values is not None]
-    series = [values for _, values in heights if values is not None]
+    drawn_variants = drawn.variants[:MOST_LINES]
+    series = [height(variant) for variant in drawn_variants]
     # Stock markers are filled and the others hollow: both are visible where a scaling changes nothing.
     heads = len(drawn.stock)
     size = 7.0 if heads <= 20 else 5.0 if heads <= 48 else 3.5
-    for index, (variant, values) in enumerate(zip(variants, series, strict=True)):
+    for index, (variant, values) in enumerate(zip(drawn_variants, series, strict=True)):
+        if values is None:  # a scaling has the same colour in all pictures of a model
+            continue
         look = style.look(index) | {"linestyle": "none"}
         fill = {"markersize": size * 0.6} if index == 0 else {"markersize": size, "markerfacecolor": "none"}
         axes.plot(range(heads), values, label=variant.label, **look, **fill)
@@ -175,7 +176,7 @@ def _draw(
     axes.xaxis.set_major_locator(FixedLocator(range(0, heads, step)))
     axes.set_xlim(-0.6, heads - 0.4)
     lengths = _mark_lengths(axes, drawn) if mark else []
-    shown = [value for values in series for value in values if not math.isnan(value)]
+    shown = [value for values in series for value in values or () if not math.isnan(value)]
     log2_axis(axes, "y", [*shown, *lengths], power_text)
     axes.set_xlabel(across)
     axes.set_ylabel(up)

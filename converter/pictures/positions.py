@@ -34,7 +34,7 @@ class Variant:
 
     label: str
     values: Values | None
-    """None for a concave penalty, which is no slope."""
+    """None for a concave penalty, which has no slope."""
     penalties: tuple[Penalty, ...]
     """One per head, in nats; empty for rotary positions."""
     tokens: float | None

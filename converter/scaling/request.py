@@ -173,14 +173,14 @@ class Request:
             )
 
     def _check_concave(self, given: Sequence[str]) -> None:
+        """Nothing but the position that the method has anyway."""
+        refused = [name for name in given if name != option.dynamic or self.dynamic != "position"]
         if self.rate is not None:
-            given = [*given, option.rate]
-        if self.dynamic == "position":
-            given = [name for name in given if name != option.dynamic]
-        if given:
+            refused.append(option.rate)
+        if refused:
             raise UsageError(
-                f"{option.method} {CONCAVE} cannot be combined with {given[0]}: its strength follows from "
-                f"each query's position and the trained length; drop {given[0]}"
+                f"{option.method} {CONCAVE} cannot be combined with {refused[0]}: its strength follows from "
+                f"each query's position and the trained length; drop {refused[0]}"
             )
 
     def _check_ranges(self) -> None:

@@ -25,9 +25,11 @@ METHODS: tuple[Method, ...] = tuple(method for method in get_args(Method) if met
 """The formula of each but ``concave`` is in ``slopes.exponents``, and once more in
 ``templates/ntk_alibi.py``."""
 POWER = 8
-"""Of a concave penalty, if none is given (examples/evidence/README.md)."""
-POWERS = (8, 16)
-"""Those that a concave penalty can have."""
+"""Of a concave penalty: the better one of two that were measured (examples/evidence/README.md). A config has
+it, so that another default would change no repository."""
+LARGEST_BITS = 30
+"""The logarithm to base 2 of the largest number of a key that float16 holds for a concave penalty; see
+``templates/ntk_concave.py``."""
 BASES: tuple[Basis, ...] = get_args(Basis)
 EXPONENTS = (-1.0, 4.0)
 """The least and the largest exponent of a fitted scaling; below 0, a head gets steeper."""
@@ -100,10 +102,18 @@ class Scaling:
         return FOLDED_CHANNELS if self.power is None else CONCAVE_CHANNELS
 
     @property
+    def float16_length(self) -> int | None:
+        """The most tokens for which float16 holds a concave penalty; None for other scalings."""
+        if self.power is None:
+            return None
+        return int(self.train_length * 2 ** (LARGEST_BITS / self.power))
+
+    @property
     def reach(self) -> float:
         """The multiple of the trained length that is given where a program needs a longest length.
 
-        A dynamic scaling has none; a concave penalty stops growing with the distance there.
+        A dynamic scaling has no longest length, so this is a choice: of a concave penalty, the multiple up to
+        which the farthest key costs no more than in training.
         """
         if self.power is not None:
             return float(self.power)
@@ -257,7 +267,7 @@ LIMITS: Mapping[str, tuple[Callable[[object], bool], str]] = {
         lambda value: is_number(value) and 0 < value <= LONGEST,
         f"a number above 0, at most {LONGEST}, and usually 1 to 2",
     ),
-    "power": (lambda value: is_number(value) and value in POWERS, " or ".join(map(str, POWERS))),
+    "power": (lambda value: is_number(value) and value == POWER, str(POWER)),
 }
 """Key of ``alibi_scaling`` -> whether a value can be one, and what is expected."""
 METHOD_KEYS: Mapping[Method, tuple[str, ...]] = {
@@ -321,12 +331,14 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
 
 def _read_concave(given: Mapping[Any, Any], where: str) -> Scaling:
     _check_keys(given, {"type", "train_seq_len", "dynamic", *METHOD_KEYS[CONCAVE]}, where)
-    for key in ("train_seq_len", "dynamic", "power"):
+    for key in ("train_seq_len", "power"):
         fits, expected = LIMITS[key]
         if not fits(given.get(key)):
             raise SourceError(f"{where} has {key} {given.get(key)!r:.{LONGEST_SHOWN}}, expected {expected}")
-    if given["dynamic"] != "position":
-        raise SourceError(f"{where} has dynamic {given['dynamic']}; a concave penalty is by position only")
+    if given.get("dynamic") != "position":
+        raise SourceError(
+            f"{where} has dynamic {given.get('dynamic')!r:.{LONGEST_SHOWN}}; a concave penalty needs position"
+        )
     return Scaling(
         CONCAVE, dynamic="position", train_length=given["train_seq_len"], power=int(given["power"])
     )

@@ -40,8 +40,8 @@ SHORTEST = 80
 TOLERANCE, ROUNDING = 1e-3, 2e-6
 # The distances at which a penalty is measured, as parts of that of the farthest key.
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1)
-# How many times the trained length a query sees whose concave penalty is measured. It has a line and a curve
-# up to its power, and beyond that the curve alone.
+# How many times the trained length a query sees whose concave penalty is measured. Up to its power, it has a
+# line and a curve; beyond that, the curve alone.
 CONCAVE_MULTIPLES = (2, 5, 20)
 # The score that a query is given for its own key, in nats. It is below 0, because the penalty works against
 # it: in every head, the weights of this key and its neighbour are then within float32's range.
@@ -102,8 +102,9 @@ def lengths_to_measure(model: AlibiModel) -> tuple[Scaling, list[int]]:
     room = MOST_TOKENS[kind] // (layers if kind == "decoder" else 1)
     # What a scaling does depends only on tokens / train_length, so another train_length tests the same.
     if scaling.power is not None:
-        seen_in = row(2 * scaling.train_length)
-        trained = max(min(scaling.train_length, room // CONCAVE_MULTIPLES[-1]), seen_in // 2)
+        shortest = row(CONCAVE_MULTIPLES[0] * scaling.train_length)
+        trained = min(scaling.train_length, room // CONCAVE_MULTIPLES[-1])
+        trained = max(trained, shortest // CONCAVE_MULTIPLES[0])
         scaling = replace(scaling, train_length=trained)
         return scaling, [row(SHORTEST), *(multiple * trained for multiple in CONCAVE_MULTIPLES)]
     # The part of a row at which the factor starts to grow: it is 2 at the end, or the rate if that is larger.

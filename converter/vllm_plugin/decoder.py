@@ -25,7 +25,7 @@ from converter.vllm_plugin.attention import Setup
 from converter.vllm_plugin.checks import check_scaling
 from converter.vllm_plugin.layer import Layer
 from converter.vllm_plugin.model import FAMILY, Model
-from converter.vllm_plugin.templates.ntk_concave import check_concave
+from converter.vllm_plugin.templates.ntk_concave import check_float16
 
 TOKENS = ("input_ids", "positions", "intermediate_tensors", "inputs_embeds")
 compiled = support_torch_compile(dynamic_arg_dims=dict.fromkeys(TOKENS, 0))
@@ -47,9 +47,8 @@ class Decoder(nn.Module):
         config, family = vllm_config.model_config.hf_config, FAMILY[self.family]
         check_scaling(config)
         self.setup = Setup.of(vllm_config, family, config.head_dim - config.folded_channels)
-        if self.setup.alibi.power is not None:
-            longest, dtype = vllm_config.model_config.max_model_len, torch.get_default_dtype()
-            check_concave(self.setup.alibi, longest, config.score_scale, dtype)
+        if self.setup.alibi.power is not None and torch.get_default_dtype() == torch.float16:
+            check_float16(self.setup.alibi, vllm_config.model_config.max_model_len, config.score_scale)
         # A buffer, since a compiled graph cannot copy them to its device.
         values = self.setup.alibi.on(torch.get_default_device())
         self.register_buffer("alibi_values", values, persistent=False)

@@ -21,7 +21,7 @@ from onnx import helper
 from converter.onnx.options import Profile
 from tests import tiny
 from tests.cuda import place
-from tests.onnx_graphs import converted_copy, edit, exported
+from tests.onnx_graphs import TRAIN_LENGTH, converted_copy, edit, exported
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("1.25.0", "1.31.1")
@@ -34,7 +34,9 @@ SIZES = 64
 HEAVY = {"GroupQueryAttention", "MatMulInteger", "MatMulIntegerToFloat"}
 """Operators without a CUDA kernel for some dtypes. Small ones around them run on the CPU too."""
 
-DECODERS, ENCODERS = tuple(tiny.FACTORIES), tuple(tiny.ENCODERS)
+CONCAVE = "bloom concave"
+"""BLOOM with a concave penalty."""
+DECODERS, ENCODERS = (*tiny.FACTORIES, CONCAVE), tuple(tiny.ENCODERS)
 HALF, MIXED, WHOLE = ("fp16", "bf16"), ("int8-fp16", "int4-fp16"), ("fp32", "int8", "int4")
 FORMS: dict[str, tuple[Iterable[str], Profile, tuple[str, ...]]] = {
     "decoder, `ort`, `fp16`, `bf16`": (DECODERS, "ort", HALF),
@@ -91,9 +93,11 @@ def cell(cases: dict[str, Any] | str) -> str:
 
 def made(folder: Path, name: str) -> Path:
     """A converted tiny checkpoint."""
-    write, layers = (tiny.FACTORIES | tiny.ENCODERS)[name], {tiny.CHECKPOINTS[name].layers: LAYERS}
+    scaling = {"method": "concave", "train_length": TRAIN_LENGTH} if name == CONCAVE else {}
+    family = name.split(maxsplit=1)[0]
+    write, layers = (tiny.FACTORIES | tiny.ENCODERS)[family], {tiny.CHECKPOINTS[family].layers: LAYERS}
     folder.mkdir(parents=True)
-    return converted_copy(write(folder / "source", **layers), folder / "converted")
+    return converted_copy(write(folder / "source", **layers), folder / "converted", **scaling)
 
 
 def graph_of(converted: Path, profile: Profile, dtype: str) -> Path:
@@ -145,6 +149,23 @@ def test_the_table_says_what_runs_where(
         for form, cells in found.items()
     }
     assert wrong == {form: {} for form in FORMS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "method", "channels"),
+    [(64, "none", 96), (112, "concave", 128), (120, "none", 128), (128, "none", 192), (128, "concave", 192)],
+)
+def test_kernel_of_flash_attention(
+    tmp_path: Path, version: str, size: int, method: str, channels: int
+) -> None:
+    """The kernel of 192 channels was wrong on a GPU; benchmarks/results/gpu-choices.md."""
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 2, hidden_size=2 * size)
+    converted = converted_copy(source, tmp_path / "converted", method=method, train_length=TRAIN_LENGTH)
+    [cases] = run_there(version, tmp_path, [graph_of(converted, "ort", "fp16")]).values()
+    kernels = [line for line in cases["prompt"]["log"] if "flash_fwd" in line]
+    assert kernels
+    assert all(f"Flash_fwd_kernel_traitsILi{channels}E" in line for line in kernels)
 
 
 def on_the_cpu(model: onnx.ModelProto) -> None:

@@ -38,7 +38,7 @@ from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Me
 from converter.evaluation.runner import choose
 from converter.evaluation.statistics import summarise
 from converter.evaluation.tasks import make_task
-from converter.scaling.scaling import CONCAVE, POWERS, UNSCALED, Scaling, short_names
+from converter.scaling.scaling import CONCAVE, UNSCALED, Scaling, short_names
 
 RESULTS = EXAMPLES / "evidence" / "concave.json"
 DOCUMENT = EXAMPLES / "evidence" / "README.md"
@@ -48,19 +48,18 @@ CHOOSING = (
     Model("lines", 8, 2),
     Model("lines", 8, 0, 5),
     Model("text", 8, 0),
-    Model("text", 8, 0, 5),
 )
 """On which the power is chosen."""
 JUDGING = (
     Model("lines", 8, 1),
     Model("lines", 8, 0, 4),
-    Model("lines", 12, 0),
     Model("text", 8, 0, falcon=True),
     Model("text", 8, 0, 12),
     Model("text", 12, 0),
-    Model("text", 8, 0, 4),
 )
 """On which the chosen power is compared with by-parts."""
+POWERS = (8, 16)
+"""Tried; a converted model has the chosen one."""
 SEED = 55
 """Of the prompts and of the places of windows: none that was used before."""
 PROMPTS = {512: 60, 1024: 100, 2048: 60, 4096: 24}
@@ -301,6 +300,10 @@ def judged(results: Results) -> str:
     return means(results, *(names_of(results, JUDGING, task) for task in ("lines", "text")))
 
 
+BLOOMS = "BLOOMs"
+"""The kind that is no criterion."""
+
+
 def kinds(results: Results) -> dict[str, list[str]]:
     """Kind of models -> those of them for the judgement that are measured."""
     by_kind = {
@@ -308,6 +311,7 @@ def kinds(results: Results) -> dict[str, list[str]]:
         "Falcons": [model for model in JUDGING if model.falcon],
         "bias_max 12": [model for model in JUDGING if model.bias_max == 12],
         "bias_max 4": [model for model in JUDGING if model.bias_max == 4],
+        BLOOMS: [model for model in JUDGING if model.bias_max is None and not model.falcon],
     }
     return {
         kind: [model.name for model in models if model.name in results.models]
@@ -343,7 +347,7 @@ def pairs(results: Results) -> str:
     compared_with = [(best, BY_PARTS, kind) for kind in every]
     compared_with += [(best, NTK, "all"), (other, BY_PARTS, "all")]
     for ours, theirs, kind in compared_with:
-        judged = (ours, theirs) == (best, BY_PARTS)
+        judged = (ours, theirs) == (best, BY_PARTS) and kind != BLOOMS
         for task, what in MEASURES.items():
             cells, count = [], 0
             for multiple in MULTIPLES:

@@ -33,10 +33,11 @@ from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_
 from converter.evaluation.results import Measurement, Results
 from converter.evaluation.runner import choose
 from converter.scaling.penalty import concave
-from converter.scaling.scaling import POWERS, UNSCALED, Scaling
+from converter.scaling.scaling import UNSCALED, Scaling
 
 RESULTS = EXAMPLES / "evidence" / "curves.json"
 MODELS = (Model("pairs", 8, 0), Model("masked", 8, 0))
+POWERS = (8, 16)
 
 Curve = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """Slopes [heads, 1, 1], distances [tokens, tokens] and tokens of the text -> penalty, float32."""

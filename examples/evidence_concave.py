@@ -120,7 +120,7 @@ def read_text(
         losses = subject.losses(scaling, next_tokens(pieces(ids, length)))[:, :-1]
         for task, start in ((PERPLEXITY, 0), (LATE, 3 * length // 4)):
             scores = losses[:, start:].reshape(len(ids), -1).mean(axis=1)
-            yield measurement(name, scaling, task, PERPLEXITY, length, scores)
+            yield measurement(name, scaling, task, "perplexity", length, scores)
 
 
 def answer(

@@ -52,7 +52,7 @@ def two_lines(slopes: torch.Tensor, distances: torch.Tensor, tokens: int) -> tor
 
 def power(exponent: int, slopes: torch.Tensor, distances: torch.Tensor, tokens: int) -> torch.Tensor:
     """The concave penalty of decoders, with the text's length for the tokens that a query sees."""
-    heads = slopes.flatten().tolist()
+    heads = tuple(slopes.flatten().tolist())
     rows = []
     for each in concave(heads, tokens, TRAINED_LENGTH, exponent):
         curve = each.curve * (1 - (1 - distances / each.tokens).pow(each.power)) if each.curve else 0.0

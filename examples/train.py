@@ -246,7 +246,8 @@ def as_falcon(model: BloomForCausalLM) -> dict[str, torch.Tensor]:
 
 def normalised(trunk: Any) -> torch.Tensor:
     """The embeddings of a BLOOM as its layers get them."""
-    return trunk.word_embeddings_layernorm(trunk.word_embeddings.weight)
+    found: torch.Tensor = trunk.word_embeddings_layernorm(trunk.word_embeddings.weight)
+    return found
 
 
 class Trainer:

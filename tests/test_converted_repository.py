@@ -97,7 +97,7 @@ def test_files(make_source: MakeSource, tmp_path: Path) -> None:
     for name in kept | left:
         (source / name).write_text("{}")
     quick(source, tmp_path / "out")
-    shared = ("attention", "cache", "modes", "config", "decoder", "heads", "plan", "alibi")
+    shared = ("attention", "cache", "modes", "concave", "config", "decoder", "heads", "plan", "alibi")
     templates = {f"ntk_{name}.py" for name in shared}
     templates |= {"configuration_ntk_bloom.py", "modeling_ntk_bloom.py"}
     verbatim = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"}

@@ -48,7 +48,11 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("bloom", {"scale": 2, "revision": "main"}, "local folder"),
     ("bloom", {"scale": 2, "subfolder": ".."}, "not a folder inside MODEL"),
     # Rotary models
-    ("llama", {"scale": 2, "method": "ntk-published"}, "rotary 'llama' has none; give `method` ntk"),
+    (
+        "llama",
+        {"scale": 2, "method": "ntk-published"},
+        "ALiBi only, and 'llama' is rotary; give `method` ntk",
+    ),
     ("llama", {"dynamic": "position"}, "each key is rotated once"),
     ("llama", {"dynamic": "length", "method": "linear"}, "no dynamic linear"),
     ("llama", {"dynamic": "length", "method": "by-parts"}, "no dynamic by-parts"),

@@ -22,7 +22,7 @@ from tests import tiny
 from tests.patched import load, scaled
 
 TINY_BLOOM = Path(__file__).parents[2] / "examples" / "tiny-bloom"
-BOUND = 2e-3
+BOUND = 1e-3
 """Largest difference of log-probabilities in float32."""
 FELT = 0.1
 """What a wrong slope must change, at least."""

@@ -27,8 +27,9 @@ from tests.vllm.engines import (
 )
 from tests.vllm.engines import Reference as AnyReference
 
-LENGTHS = (11, 200, 692)
-# For the long prompts of this model, transformers' float32 is itself off by 1e-3.
+LENGTHS = (11, 200, 680)
+# For long prompts of this model, transformers' float32 is itself off by up to 1e-3; at 692 tokens and with
+# temperatures, by 1.2e-3 on some processors.
 Reference = functools.partial(AnyReference, dtype=torch.float64)
 SCALINGS: dict[str, dict[str, Any]] = {
     "none": {"method": "none"},

@@ -92,23 +92,20 @@ def plan_attention(
         keywords = packed_keywords(keywords, position_ids, positions, hidden_states.shape[:2])
         mask = causal_mask(name, hidden_states, positions, cache)
 
-    dtype = hidden_states.dtype
     if alibi.power is None:
+        dtype = hidden_states.dtype
         of_queries = query_channels(alibi.at(positions.queries, positions.lengths), scaling)
         of_keys = key_channels(positions.keys, positions.real)
     else:
         dtype = attention_dtype(hidden_states)
         longest = cache.keys
-        if positions.starts is not None:  # FlashAttention's keywords have the longest document
+        if positions.starts is not None:  # the keywords of FlashAttention have the longest document
             longest = keywords.get("max_length_k", cache.keys)
         if dtype == torch.float16:
             check_float16(alibi, longest, scaling)
         of_queries = concave_query_channels(alibi, positions.queries, scaling, dtype)
         of_keys = concave_key_channels(alibi, positions.keys, positions.real, dtype)
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if not traced and position_ids is None and cache.keys <= alibi.train_length:
-            # No query sees more tokens than in training, so the curve is 0. Attention leaves its channels
-            # out: with heads of the same size, kernels give the same bits as without a scaling.
+        if position_ids is None and leaves_out_curve(alibi, cache):
             of_queries = of_queries[..., :CHANNELS]
     factors = alibi.query_factors(positions.queries, positions.lengths)
     return AttentionPlan(
@@ -124,6 +121,17 @@ def plan_attention(
         packed=positions.starts is not None and not torch.compiler.is_compiling(),
         processes=processes,
     )
+
+
+def leaves_out_curve(alibi: Alibi, cache: CacheState) -> bool:
+    """Whether attention leaves out the channels of a concave penalty's curve, for counted positions.
+
+    The curve is 0 where no query sees more tokens than in training. With heads of the same size, kernels then
+    give the same bits as without a scaling. A traced pass stands for longer texts, too.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return cache.keys <= alibi.train_length
 
 
 def attention_dtype(hidden_states: torch.Tensor) -> torch.dtype:

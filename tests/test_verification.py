@@ -223,7 +223,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         {
             "whole-line": ("(slopes - power * curves / tokens)", "(slopes + 0 * curves)"),
             "other-end": ("tokens / power)", "tokens / 2)"),
-            "no-curve": ("cache.keys <= alibi.train_length", "True"),
+            "no-curve": ("return cache.keys <= alibi.train_length", "return True"),
             "curve-unscaled": ("alibi.power) / scaling", "alibi.power)"),
             "other-keys": ("(positions.to(wide) + 1)", "positions.to(wide)"),
         },

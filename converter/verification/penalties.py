@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -122,36 +122,51 @@ def flattest_measured(model: AlibiModel) -> float:
 
 def check_penalties(model: AlibiModel, scaling: Scaling, probe: Any, tokens: int) -> float:
     """The largest deviation that was measured, relative to the head's penalty at its farthest key."""
-    stock = model.stock({})
+    stock, flattest = model.stock({}), flattest_measured(model)
     # Where the bias depends on the head size, that of the probe's heads is another.
     unit = model.family.bias_scale(PROBE_HEAD_DIM) / model.bias_scale
     at, weights = seen(probe, model.family.kind, tokens)
-    flattest, worst = flattest_measured(model), 0.0
+    worst = 0.0
     for layer, of_layer in enumerate(weights):
         logs: np.ndarray = of_layer.double().log().numpy()
-        penalties = model.penalties(stock, scaling, tokens, layer if len(weights) > 1 else 0)
-        for head, penalty in enumerate(penalties):
-            where = f"head {head}" + (f" of layer {layer}" if rows(scaling) > 1 else "")
-            too_flat = stock[head] * model.bias_scale < flattest
+        for head, penalty in enumerate(model.penalties(stock, scaling, tokens, layer)):
+            where = f"head {head}"
+            if len(weights) > 1:
+                where += f" of layer {layer}"
+            rounding = ROUNDING if stock[head] * model.bias_scale < flattest else 0.0
             for side, farthest in sides(model.family.kind, at, tokens):
                 distances = distances_of(penalty, farthest, unit)
-                expected = [unit * penalty.at(distance) for distance in distances]
+                keys = [at + side * distance for distance in distances]
                 with np.errstate(invalid="ignore"):  # wrong code may give keys no weight
-                    measured = logs[head, at] - logs[head, [at + side * distance for distance in distances]]
-                deviation = np.abs(measured - expected)
-                allowed = TOLERANCE * expected[-1]
-                if too_flat:
-                    allowed = max(allowed, ROUNDING)
-                wrong = ~(deviation < allowed)
-                if wrong.any():
-                    first = int(wrong.argmax())
-                    raise VerificationError(
-                        f"{where} runs with a penalty of {measured[first] / unit:.6g} nats at a distance of "
-                        f"{distances[first]} in {tokens} tokens, not {expected[first] / unit:.6g}"
-                    )
-                if not too_flat:
-                    worst = max(worst, float(deviation.max() / expected[-1]))
+                    measured = (logs[head, at] - logs[head, keys]) / unit
+                deviation = compare(measured, penalty, distances, rounding / unit, where, tokens)
+                if not rounding:
+                    worst = max(worst, deviation)
     return worst
+
+
+def compare(
+    measured: np.ndarray,
+    penalty: Penalty,
+    distances: Sequence[int],
+    rounding: float,
+    where: str,
+    tokens: int,
+) -> float:
+    """The largest deviation of a head's penalties, relative to the one at the farthest of these distances.
+
+    ``VerificationError`` names the first one that deviates by more than ``TOLERANCE`` and ``rounding`` nats.
+    """
+    expected = np.array([penalty.at(distance) for distance in distances])
+    deviations = np.abs(measured - expected)
+    allowed = max(TOLERANCE * expected[-1], rounding)
+    for distance, found, wanted, deviation in zip(distances, measured, expected, deviations, strict=True):
+        if not deviation < allowed:  # so that a NaN is refused, too
+            raise VerificationError(
+                f"{where} runs with a penalty of {found:.6g} nats at a distance of {distance} in {tokens} "
+                f"tokens, not {wanted:.6g}"
+            )
+    return float(deviations.max() / expected[-1])
 
 
 def sides(kind: Kind, at: int, tokens: int) -> list[tuple[int, int]]:

@@ -15,21 +15,27 @@ import csv
 import hashlib
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import evidence_large
 import lines_task
 import numpy as np
 import text_task
 import torch
-from evidence_design import EXAMPLES, RAMP, TRAINED_LENGTH, Model
+import train_large
+from evidence_design import EXAMPLES, TRAINED_LENGTH, Model
 from evidence_measure import MODELS_FOLDER, kept, read, to_text, together, train
 from evidence_tables import compared, difference, markdown, with_tables
 from lines_task import prompts_as_json
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from converter.evaluation.batches import next_tokens
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
@@ -69,19 +75,26 @@ WINDOWS = 12
 LENGTHS = tuple(PROMPTS)
 MULTIPLES = (2, 4, 8, 16)
 """The lengths in trained lengths."""
+LARGER = "larger"
+"""The model of 10 million parameters, which is trained for this study; see train_large.py."""
+LARGER_TRAINING = ("--minutes", "66", "--float32")
+LARGER_PROMPTS = {1024: 60, 2048: 100, 4096: 60, 8192: 24}
+LARGER_LENGTHS = tuple(LARGER_PROMPTS)
 LATE = "last quarter"
 """The task of the perplexity in the last quarter of each piece of text."""
 CLOSE = 0.01
 """Powers whose shares of right answers differ by less are chosen between by their perplexity."""
 
 
-SCALINGS = (
-    UNSCALED,
-    Scaling("by-parts", dynamic="position", train_length=TRAINED_LENGTH, ramp=RAMP),
-    *(Scaling(CONCAVE, dynamic="position", train_length=TRAINED_LENGTH, power=power) for power in POWERS),
-    Scaling("ntk", dynamic="position", train_length=TRAINED_LENGTH),
-)
-"""In the order in which they are measured."""
+def scalings(train_length: int) -> tuple[Scaling, ...]:
+    """All scalings of the study, in the order in which they are measured."""
+    ramp = (train_length / 8, train_length / 2)
+    return (
+        UNSCALED,
+        Scaling("by-parts", dynamic="position", train_length=train_length, ramp=ramp),
+        *(Scaling(CONCAVE, dynamic="position", train_length=train_length, power=power) for power in POWERS),
+        Scaling("ntk", dynamic="position", train_length=train_length),
+    )
 
 
 # --- what is measured
@@ -181,16 +194,86 @@ def measured(model: Model, models: Path, subject: EvaluatedModel, scaling: Scali
 
 
 def of_model(model: Model, models: Path) -> Results:
-    """The results of a model, which is trained and measured where that is missing."""
+    """The results of a small model, which is trained and measured where that is missing."""
     folder = train(model, models)
+    return of_folder(folder, models, model.name, TRAINED_LENGTH, partial(measured, model, models))
+
+
+def larger_prompts(folder: Path) -> Path:
+    """Writes prompts for the larger model, like those that it was trained on; see ``evidence_large``."""
+    tokenizer, rows = Tokenizer.from_file(str(folder / "tokenizer.json")), []
+    joined = {kind: "".join(files) for kind, files in held_out(folder).items()}
+    for length, count in LARGER_PROMPTS.items():
+        rng = np.random.default_rng([SEED, length])
+        for _ in range(count):
+            text = joined[str(rng.choice([*train_large.SHARES], p=[*train_large.SHARES.values()]))]
+            rows.append(json.dumps(evidence_large.prompt(rng, tokenizer, text, length)) + "\n")
+    file = folder / f"prompts-{SEED}.jsonl"
+    file.write_text("".join(rows), encoding="utf-8")
+    return file
+
+
+def larger_windows(folder: Path) -> NDArray[np.int64]:
+    """Windows of text for the larger model, int64 [windows, longest length].
+
+    Each is at a random place of another held-out file, of each kind in turn.
+    """
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rng, found = np.random.default_rng(SEED), []
+    longest = LARGER_LENGTHS[-1]
+    by_kind = [[files[place] for place in rng.permutation(len(files))] for files in held_out(folder).values()]
+    for text in chain.from_iterable(zip(*by_kind, strict=False)):
+        if len(found) == WINDOWS:
+            break
+        ids = tokenizer.encode(text).ids
+        if len(ids) > longest:
+            start = int(rng.integers(len(ids) - longest))
+            found.append(ids[start : start + longest])
+    return np.array(found)
+
+
+def held_out(folder: Path) -> dict[str, list[str]]:
+    """Kind of text -> the files that the larger model was not trained on."""
+    found: dict[str, list[str]] = json.loads((folder / "held-out.json").read_text("utf-8"))
+    return found
+
+
+def measured_larger(folder: Path, subject: EvaluatedModel, scaling: Scaling) -> Results:
+    """Measures one scaling of the larger model."""
+    found = [
+        *answer(subject, LARGER, scaling, larger_prompts(folder), LARGER_PROMPTS),
+        *read_text(subject, LARGER, scaling, larger_windows(folder), LARGER_LENGTHS),
+    ]
+    return Results(found, {LARGER: subject.describe(scaling)}, {"seed": SEED}, 0.0)
+
+
+def of_larger_model(models: Path) -> Results:
+    """The results of the larger model, which is trained and measured where that is missing."""
+    folder = models / "large"
+    if not (folder / "model.safetensors").exists():
+        command = [sys.executable, EXAMPLES / "train_large.py", "--out", folder, *LARGER_TRAINING]
+        subprocess.run(command, check=True)
+    trained = train_large.TRAINED_LENGTH
+    return of_folder(folder, models, LARGER, trained, partial(measured_larger, folder))
+
+
+def of_folder(
+    folder: Path,
+    models: Path,
+    name: str,
+    train_length: int,
+    measure: Callable[[EvaluatedModel, Scaling], Results],
+) -> Results:
+    """The results of a trained model under all scalings; those in files beside it are not measured again."""
     files = {
-        scaling: models / f"concave-{model.name}-{number}.json" for number, scaling in enumerate(SCALINGS)
+        scaling: models / f"concave-{name}-{number}.json"
+        for number, scaling in enumerate(scalings(train_length))
     }
     if not all(file.exists() for file in files.values()):
         hardware = choose("cpu", "fp32", None)
-        with open_evaluated_model(folder, hardware, train_length=TRAINED_LENGTH) as subject:
+        with open_evaluated_model(folder, hardware, train_length=train_length) as subject:
             for scaling, file in files.items():
-                kept(file, partial(measured, model, models, subject, scaling))
+                kept(file, partial(measure, subject, scaling))
     whole = together([read(file) for file in files.values()])
     [(name, about)] = whole.models.items()
     record = folder / "training.json"  # tiny-bloom was trained before this file existed
@@ -198,19 +281,29 @@ def of_model(model: Model, models: Path) -> Results:
     return Results(whole.measurements, {name: {**about, **training}}, whole.settings)
 
 
+def without(results: Results, names: Sequence[str]) -> Results:
+    """The stored results of all models but these."""
+    measurements = [each for each in results.measurements if each.model not in names]
+    models = {name: about for name, about in results.models.items() if name not in names}
+    return Results(measurements, models, results.settings)
+
+
 def joined(found: Sequence[Results]) -> Results:
     """The results of several models as one."""
     whole = together(found)
-    settings = {**whole.settings, "items": {"lines": PROMPTS, "windows": WINDOWS}}
-    return Results(whole.measurements, whole.models, settings)
+    items = {"lines": PROMPTS, LARGER: LARGER_PROMPTS, "windows": WINDOWS}
+    return Results(whole.measurements, whole.models, {**whole.settings, "items": items})
 
 
 # --- the tables
 
 
-SHORT = short_names(map(str, SCALINGS))
-"""Name of a scaling in results -> its short one."""
-NAMES = tuple(SHORT.values())
+SHORT = {
+    **short_names(map(str, scalings(TRAINED_LENGTH))),
+    **short_names(map(str, scalings(train_large.TRAINED_LENGTH))),
+}
+"""Name of a scaling in results -> its short one, which is the same for both trained lengths."""
+NAMES = tuple(dict.fromkeys(SHORT.values()))
 NONE, BY_PARTS, *POWERED, NTK = NAMES
 OF_POWER = dict(zip(POWERS, POWERED, strict=True))
 RIGHT = "prompts"
@@ -300,6 +393,11 @@ def judged(results: Results) -> str:
     return means(results, *(names_of(results, JUDGING, task) for task in ("lines", "text")))
 
 
+def larger(results: Results) -> str:
+    """The larger model."""
+    return means(results, [LARGER], [LARGER])
+
+
 BLOOMS = "BLOOMs"
 """The kind that is no criterion."""
 
@@ -313,10 +411,9 @@ def kinds(results: Results) -> dict[str, list[str]]:
         "bias_max 4": [model for model in JUDGING if model.bias_max == 4],
         BLOOMS: [model for model in JUDGING if model.bias_max is None and not model.falcon],
     }
-    return {
-        kind: [model.name for model in models if model.name in results.models]
-        for kind, models in by_kind.items()
-    }
+    names = {kind: [model.name for model in models] for kind, models in by_kind.items()}
+    names[LARGER] = [LARGER]
+    return {kind: [name for name in of_kind if name in results.models] for kind, of_kind in names.items()}
 
 
 def compare(
@@ -345,7 +442,8 @@ def pairs(results: Results) -> str:
     other = next(name for name in POWERED if name != best)
     every = kinds(results)
     compared_with = [(best, BY_PARTS, kind) for kind in every]
-    compared_with += [(best, NTK, "all"), (other, BY_PARTS, "all")]
+    for kind in ("all", LARGER):
+        compared_with += [(best, NTK, kind), (other, BY_PARTS, kind)]
     for ours, theirs, kind in compared_with:
         judged = (ours, theirs) == (best, BY_PARTS) and kind != BLOOMS
         for task, what in MEASURES.items():
@@ -365,6 +463,7 @@ def pairs(results: Results) -> str:
 TABLES: dict[str, Callable[[Results], str]] = {
     "choice": choice,
     "judged": judged,
+    "larger": larger,
     "pairs": pairs,
 }
 """Name in a marker ``<!-- concave NAME: ... -->`` of the document -> the function that makes the table."""
@@ -395,7 +494,10 @@ def as_csv(results: Results) -> str:
 
 def main() -> None:
     """Read the command line; train, measure and write."""
-    every = {model.name: model for model in (*CHOOSING, *JUDGING)}
+    every: dict[str, Callable[[Path], Results]] = {
+        model.name: partial(of_model, model) for model in (*CHOOSING, *JUDGING)
+    }
+    every[LARGER] = of_larger_model
     parser = argparse.ArgumentParser(description="Produce the evidence about a concave penalty.")
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
     parser.add_argument("--only", nargs="*", default=every, choices=every, help="models, by default all")
@@ -405,10 +507,10 @@ def main() -> None:
         arguments.models.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)
-        found = []
+        found = [without(read(RESULTS), arguments.only)] if RESULTS.exists() else []
         for name in arguments.only:
             print(name, flush=True)
-            found.append(of_model(every[name], arguments.models))
+            found.append(every[name](arguments.models))
         RESULTS.write_text(to_text(joined(found)), encoding="utf-8")
     results = read(RESULTS)
     DOCUMENT.write_text(page(results), encoding="utf-8")

@@ -124,10 +124,11 @@ def test_every_cell_follows_from_its_scores(stored: dict[str, Results]) -> None:
     assert list(encoders.models) == [model.name for model in evidence_encoders.MODELS]
     check_cells(encoders, evidence_encoders.PAIRS, evidence_encoders.WINDOWS)
     concave = read(evidence_concave.RESULTS)
-    for task in concave.tasks():
-        own = [each for each in concave.measurements if each.task == task]
-        own_results = replace(concave, measurements=own)
-        check_cells(own_results, evidence_concave.PROMPTS, evidence_concave.WINDOWS)
+    for model, task in {(each.model, each.task) for each in concave.measurements}:
+        own = [each for each in concave.measurements if (each.model, each.task) == (model, task)]
+        larger = model == evidence_concave.LARGER
+        prompts = evidence_concave.LARGER_PROMPTS if larger else evidence_concave.PROMPTS
+        check_cells(replace(concave, measurements=own), prompts, evidence_concave.WINDOWS)
 
 
 def measurement(

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard, TypeVar, get_args
+from typing import Any, Literal, NewType, TypeGuard, TypeVar, get_args
 
 from converter._version import TESTED, __version__
 from converter.errors import SourceError
@@ -17,6 +17,11 @@ Config = Mapping[str, Any]
 """A parsed config.json."""
 
 Value = TypeVar("Value")
+
+SourceConfig = NewType("SourceConfig", Config)
+"""A config.json as a source has it: its own class and model_type, and no scaling of this tool."""
+ResultConfig = NewType("ResultConfig", Config)
+"""A config.json that a conversion wrote: what the result's code reads, the scaling, and the record."""
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 """To which weights can be rounded."""
@@ -131,7 +136,7 @@ def head_dim(hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def respelled(config: Config, spellings: Mapping[str, str]) -> dict[str, Any]:
+def with_current_keys(config: Config, spellings: Mapping[str, str]) -> dict[str, Any]:
     """A copy of the config, in the same order, whose old key names (of ``spellings``) are made current."""
     result: dict[str, Any] = {}
     for key, value in config.items():

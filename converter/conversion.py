@@ -137,7 +137,7 @@ class Conversion:
     ) -> ConversionResult:
         """The result; without ``written``, that of a dry run."""
         plan, model = self.plan, self.plan.model
-        config = plan.files.config if written is None else written.model.config
+        config = plan.files.config if written is None else written.model.result_config
         return ConversionResult(
             path=self.place,
             source=model.name,
@@ -152,7 +152,7 @@ class Conversion:
             overrides=model.overrides,
             files=files,
             weights={} if written is None else written.weights,
-            config_changes=_changes(model.config, config),
+            config_changes=_changes(model.config_json, config),
             notes=notes,
             checks=checks,
             seconds=time.monotonic() - self.started,
@@ -265,7 +265,7 @@ def _write_card(
         from converter.pictures import per_head
         from converter.pictures.positions import describe as positions
 
-        heads = positions(model, repository.config, [plan.scaling])
+        heads = positions(model, repository.result_config, [plan.scaling])
         (repository.folder / PICTURE).write_bytes(per_head.card_picture(heads))
     origin = read_origin(model, plan.base_model)
     text = describe(

@@ -140,7 +140,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         source=opened.name,
         commit=opened.source.commit,
         family=opened.kind,
-        model_type=opened.config.get("model_type") or "not given",  # as in DNABERT-2
+        model_type=opened.config_json.get("model_type") or "not given",  # as in DNABERT-2
         converted=opened.converted,
         original=None if opened.provenance is None else opened.provenance.source,
         **asdict(opened.geometry),
@@ -196,7 +196,7 @@ def _weights(model: Model) -> dict[str, Any]:
 
 
 def _slopes(model: Model, scaling: Scaling) -> SlopeTable:
-    stock = model.stock(model.stored)
+    stock = model.stock(model.tensor_settings)
     if not scaling.scaled:
         return SlopeTable(stock, None, None, None)
     length = 2 * scaling.train_length if scaling.dynamic else None

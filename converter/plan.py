@@ -348,7 +348,11 @@ def write(
         record[DTYPE] = plan.weights.recorded_dtype
     if weights_are != "original":
         record[STEP] = {"source": source.root, "commit": source.commit, "subfolder": source.subfolder}
-    config = {**files.config, **model.stored_in(folder, checkpoint, files.config), PROVENANCE: record}
+    config = {
+        **files.config,
+        **model.read_tensor_settings(folder, checkpoint, files.config),
+        PROVENANCE: record,
+    }
     write_repository(folder, config, files.code, source, files.copied, files.rewritten)
     written = read_model(open_folder(folder))
     if written.scaling != plan.scaling:

@@ -190,8 +190,8 @@ def verify(model: Model, passed: list[Check] | None = None, *, progress: bool = 
     passed = [] if passed is None else passed
     if model.checkpoint.format != "safetensors":
         raise SourceError(f"the weights of {model.folder} are not safetensors files; convert it again")
-    for key, value in model.stored.items():
-        if model.config.get(key) != value:
+    for key, value in model.tensor_settings.items():
+        if model.result_config.get(key) != value:
             raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert it again")
     if isinstance(model, RotaryModel):
         model.check_record()

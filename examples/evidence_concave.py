@@ -219,8 +219,8 @@ def larger_windows(folder: Path) -> NDArray[np.int64]:
     Each is at a random place of another held-out file, of each kind in turn.
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    rng, found = np.random.default_rng(SEED), []
-    longest = LARGER_LENGTHS[-1]
+    rng, longest = np.random.default_rng(SEED), LARGER_LENGTHS[-1]
+    found: list[list[int]] = []
     by_kind = [[files[place] for place in rng.permutation(len(files))] for files in held_out(folder).values()]
     for text in chain.from_iterable(zip(*by_kind, strict=False)):
         if len(found) == WINDOWS:
@@ -251,7 +251,7 @@ def of_larger_model(models: Path) -> Results:
     """The results of the larger model, which is trained and measured where that is missing."""
     folder = models / "large"
     if not (folder / "model.safetensors").exists():
-        command = [sys.executable, EXAMPLES / "train_large.py", "--out", folder, *LARGER_TRAINING]
+        command = [sys.executable, str(EXAMPLES / "train_large.py"), "--out", str(folder), *LARGER_TRAINING]
         subprocess.run(command, check=True)
     trained = train_large.TRAINED_LENGTH
     return of_folder(folder, models, LARGER, trained, partial(measured_larger, folder))

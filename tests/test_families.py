@@ -432,6 +432,6 @@ WRITTEN: list[tuple[str, Changes, Changes]] = [
 def test_what_a_converted_config_says(name: str, changes: Changes, written: Changes) -> None:
     config = changed(name, changes)
     of = check_source(config)
-    result = of.normalise(config)
+    result = of.template_config(config)
     assert {key: result.get(key, ...) for key in written} == written
-    assert of.normalise(result) == result
+    assert of.template_config(result) == result

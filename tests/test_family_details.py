@@ -253,7 +253,7 @@ def test_a_config_that_transformers_wrote(named: str, tmp_path: Path) -> None:
         else:
             assert check_source(values) is mpt.FAMILY
             values.pop("no_bias", None)
-            assert mpt.FAMILY.normalise(values).get("no_bias", True)
+            assert mpt.FAMILY.template_config(values).get("no_bias", True)
 
 
 # Refact

@@ -204,7 +204,7 @@ def test_which_graph_is_served(converted: Convert) -> None:
 
 def content(repository: Model, **changes: Any) -> dict[str, Any]:
     changed = dataclasses.replace(
-        tests_models.model_of({**repository.config, **changes}), source=repository.source
+        tests_models.model_of({**repository.result_config, **changes}), source=repository.source
     )
     assert isinstance(changed, AlibiModel)
     return genai_config(changed, file_name="model.onnx")
@@ -275,7 +275,7 @@ def start_free(model: Any, length: int) -> Any:
 
 def test_context_length(converted: Convert) -> None:
     repository = open_converted(converted("bloom"))
-    known = repository.config["ntk_convert"]
+    known = repository.result_config["ntk_convert"]
     dynamic = {"type": "ntk", "train_seq_len": 100, "dynamic": "length", "rate": 1.0}
 
     def length(**changes: Any) -> int:
@@ -294,7 +294,7 @@ def test_context_length(converted: Convert) -> None:
 
 def test_the_raised_limit_of_mpt_is_not_multiplied_again(converted: Convert) -> None:
     repository = open_converted(converted("mpt", max_seq_len=512))
-    assert repository.config["max_seq_len"] == 2048
+    assert repository.result_config["max_seq_len"] == 2048
     assert content(repository)["model"]["context_length"] == 2048
 
 

@@ -13,7 +13,7 @@ import torch
 from converter import UnsupportedModel, convert, inspect
 from converter.errors import Undecided
 from converter.families.checks import check_source
-from converter.model.overrides import overridden
+from converter.model.overrides import with_overrides
 from tests import tiny
 from tests.conftest import MakeSource, Refused, RunCli, edit_json, fingerprint
 from tests.patched import config_of, load
@@ -233,7 +233,7 @@ def test_a_question_that_a_value_answers(case: str) -> None:
     with pytest.raises(Undecided, match="`overrides` "):
         check_source(config)
     before = json.dumps(config)
-    changed = overridden(config, answer)
+    changed = with_overrides(config, answer)
     check_source(changed)
     assert json.dumps(config) == before
 
@@ -243,8 +243,8 @@ def test_values_that_need_each_other() -> None:
     config = merged(replit.config(4), {"attn_config": {"attn_type": None, "kv_n_heads": None}})
     values = {"attn_config.attn_type": "grouped_query_attention", "attn_config.kv_n_heads": 2}
     with pytest.raises(UnsupportedModel, match="kv_n_heads is 2, but attn_type"):
-        overridden(config, {"attn_config.kv_n_heads": 2})
-    assert overridden(config, values)["attn_config"]["kv_n_heads"] == 2
+        with_overrides(config, {"attn_config.kv_n_heads": 2})
+    assert with_overrides(config, values)["attn_config"]["kv_n_heads"] == 2
 
 
 def test_the_tensors_decide(make_source: MakeSource, tmp_path: Path) -> None:

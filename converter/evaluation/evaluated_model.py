@@ -101,7 +101,7 @@ class EvaluatedModel:
     @property
     def predicts_masked(self) -> bool:
         """Whether it is an encoder with a head that predicts masked tokens."""
-        return self.patched is not None and auto_class(self.patched.model.config) == MASKED
+        return self.patched is not None and auto_class(self.patched.model.result_config) == MASKED
 
     @property
     def mask(self) -> int | None:
@@ -209,7 +209,7 @@ class EvaluatedModel:
         return found
 
     def _load_patched(self, patched: Patched) -> Any:
-        named = patched.model.config["auto_map"]
+        named = patched.model.result_config["auto_map"]
         if not self.model.decoder:
             model_class = patched.architecture
         elif CAUSAL in named:
@@ -260,7 +260,7 @@ def about(model: Model) -> dict[str, Any]:
         "train_length": model.trained.tokens,
         "heads": model.geometry.num_heads,
         "layers": model.geometry.num_layers,
-        "vocabulary": model.config.get("vocab_size"),
+        "vocabulary": model.config_json.get("vocab_size"),
     }
     if model.overrides:
         found["set"] = dict(model.overrides)
@@ -272,7 +272,7 @@ def open_language_model(
 ) -> Model:
     """Opens a checkpoint whose config and tokenizer evaluation can use, or an encoder."""
     opened = open_model(model, progress=progress, **options)
-    source, config = opened.source, opened.config
+    source, config = opened.source, opened.config_json
     if opened.decoder and auto_class(config) not in (CAUSAL, "AutoModel"):
         raise UnsupportedModel(
             f"{source.name} has no language model, which evaluation needs: config.json says "
@@ -304,7 +304,7 @@ def open_evaluated_model(
             assert isinstance(repository, AlibiModel)
             patched = stack.enter_context(Patched.load(repository))
             headless = patched.architecture is patched.backbone
-            if not (opened.decoder or headless or auto_class(patched.model.config) == MASKED):
+            if not (opened.decoder or headless or auto_class(patched.model.result_config) == MASKED):
                 raise UnsupportedModel(
                     f"{source.name} neither embeds texts nor predicts masked tokens "
                     f"({patched.architecture.__name__}); evaluation needs one of them"

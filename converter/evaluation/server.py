@@ -376,7 +376,7 @@ def _tokenizer(model: Model, folder: Path) -> Any:
     copied = [name for name in small_files(source.files) if not tokenizer.leaves_out(name)]
     fetch(source, [CONFIG, *copied])
     code = (*model.templates, *tokenizer.templates)
-    config = model.scaled_config(UNSCALED, tokenizer, None)
+    config = model.make_result_config(UNSCALED, tokenizer, None)
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     contents = {**source.contents(name for name in copied if name.endswith(".json")), **rewritten}
     cleaned, _ = own_code_only({CONFIG: config, **contents}, code)

@@ -79,10 +79,14 @@ def rewrite(config: dict[str, Any]) -> dict[str, Any]:
     own = {*OPTIONS, NESTED, "default_layer", "num_key_value_heads", "rope_theta"}
     own |= {"_checkpoint_path", "_tokenizer_name"}
     kept = {key: value for key, value in options.items() if key not in own}
-    return {**kept, "add_pooling_layer": False, "tie_word_embeddings": True}  # the latter until ``fit``
+    return {
+        **kept,
+        "add_pooling_layer": False,
+        "tie_word_embeddings": True,
+    }  # the latter unless a tensor tells
 
 
-def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:  # noqa: ARG001 -- the signature of Family.fit
+def settings_from_tensors(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:  # noqa: ARG001
     return {"tie_word_embeddings": HEAD not in tensors}
 
 
@@ -99,7 +103,7 @@ FAMILY = Family(
     ),
     length_hint="max_position_embeddings",
     rewrite=rewrite,
-    fit=fit,
+    settings_from_tensors=settings_from_tensors,
     base_prefix="encoder",
     layers="blocks.layers",
     embeddings="embed_tokens.weight",

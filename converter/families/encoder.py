@@ -31,7 +31,7 @@ def class_names(config: Config) -> list[str]:
     return [entry.split(".")[-1] for entry in entries if isinstance(entry, str)]
 
 
-def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def settings_from_tensors(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Whether a pooler is stored; and the right class, if the config names one without the stored head.
 
     Some configs name a masked language model whose head is not stored. Those of jina-reranker-v1 name the

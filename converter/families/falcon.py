@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from converter.config import Config, respelled
+from converter.config import Config, with_current_keys
 from converter.errors import UnsupportedModel
 from converter.families.family import Family, Trained, check_options
 
@@ -34,7 +34,7 @@ def check(config: Config) -> None:
             f"alibi is {config.get('alibi', False)!r}: this Falcon, like falcon-7b and falcon-40b, has "
             "rotary positions, so it has no slopes to scale; set rope scaling in its config.json instead"
         )
-    flags = {**LAYOUTS, **rewrite(respelled(config, SPELLINGS))}
+    flags = {**LAYOUTS, **rewrite(with_current_keys(config, SPELLINGS))}
     check_options(flags, dict.fromkeys(LAYOUTS, (False,)), "a Falcon")
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from converter.config import PROVENANCE, Config, Geometry, count, head_dim, is_number, respelled, with_value
+from converter.config import Config, Geometry, count, head_dim, is_number, with_current_keys
 from converter.errors import SourceError, Undecided, UnsupportedModel, option
 from converter.scaling.slopes import Slopes
 from converter.scaling.slopes import stock_slopes as press_slopes
 from converter.source.checkpoint import Tensor
-from converter.source.source import CONFIG
 
 Kind = Literal["decoder", "encoder"]
 
@@ -53,6 +52,11 @@ class Trained:
     source: str
     """Who states it, in a few words; where it was looked for if ``tokens`` is None."""
     ids: tuple[str, ...]
+
+
+def _no_settings(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    del config, tensors
+    return {}
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,10 @@ class Family:
     limited: bool = True
     """Whether the hint is a limit that has to be raised: tools that read it truncate or refuse beyond it."""
     rewrite: Callable[[dict[str, Any]], dict[str, Any]] = dict
-    """Takes the respelled config; returns it with what the template does not read in the same way."""
-    fit: Callable[[Config, Mapping[str, Tensor]], dict[str, Any]] = lambda config, tensors: {}
-    """Takes the normalised config and the stored tensors by name; returns the keys that the config lacks or
-    has wrong and that the tensors' names and shapes reveal."""
+    """Takes a config with current keys; returns it with what the template does not read in the same way."""
+    settings_from_tensors: Callable[[Config, Mapping[str, Tensor]], dict[str, Any]] = _no_settings
+    """Takes a template config and the stored tensors by name; returns the keys that the config lacks or has
+    wrong and that the tensors' names and shapes reveal."""
     base_prefix: str = "transformer"
     """The backbone's attribute in a model with a head, which its tensors' names start with."""
     layers: str = "h"
@@ -158,33 +162,9 @@ class Family:
     def stock_slopes(self, config: Config) -> Slopes:
         return self.trained_slopes(config, self.geometry(config).num_heads)
 
-    def normalise(self, config: Config) -> dict[str, Any]:
-        """The config with the keys and values that the template reads."""
-        return self.rewrite(respelled(config, self.spellings))
-
-    def unconverted(self, config: Config, limits: Config) -> dict[str, Any]:
-        """A converted config as that of a source: with a source's class and model_type, and no scaling.
-
-        ``limits`` has the source's input limit under ``config.json``, if a conversion changed it. Raises
-        ``SourceError`` for a class that no conversion writes.
-        """
-        named = config.get("architectures") or [self.language_model]
-        if not isinstance(named, list) or not all(
-            isinstance(name, str) and name in self.classes for name in named
-        ):
-            raise SourceError(
-                f"config.json: architectures is {named!r:.200}, and a converted {self.title} has one of "
-                f"{', '.join(self.classes)}; correct it"
-            )
-        kept = {key: value for key, value in config.items() if key not in ADDED}
-        source = {
-            "model_type": next(iter(self.model_types), "bert"),
-            "architectures": [self.classes[name] for name in named],
-        }
-        result = {**self.restored, **kept, **source}
-        if self.length_hint is not None and CONFIG in limits:
-            result = with_value(result, self.length_hint, limits[CONFIG])
-        return result
+    def template_config(self, source: Config) -> dict[str, Any]:
+        """A source's config with the keys and values that the template reads."""
+        return self.rewrite(with_current_keys(source, self.spellings))
 
     def set_length(self, config: dict[str, Any], length: int) -> None:
         """Gives the config's own length limit this number of tokens; that of a decoder is only raised."""
@@ -283,10 +263,6 @@ class Family:
     def below(self, name: str) -> str:
         """A tensor's name without the backbone's prefix."""
         return name.removeprefix(f"{self.base_prefix}.")
-
-
-ADDED = ("alibi_scaling", "auto_map", PROVENANCE)
-"""Keys of a converted config that ``unconverted`` leaves out."""
 
 
 def check_options(config: Config, known: Mapping[str, tuple[Any, ...]], what: str, where: str = "") -> None:

@@ -16,8 +16,8 @@ Facts and their sources:
   ``layer_norm_k`` over the whole width and ``mlp.up_gated_layer``, whose second half is the gate. Its
   ``layer_norm_1`` gets the layer's input plus the attention block's output, which already contains that
   input. Its default ``feed_forward_type`` is "geglu".
-* config.json reveals the layout only through the name of the repository with the code, so ``fit`` looks
-  at the stored tensors' names too.
+* config.json reveals the layout only through the name of the repository with the code, so
+  ``settings_from_tensors`` looks at the stored tensors' names too.
 * A third layout is only refused: jinaai/jina-bert-flash-implementation (its config.json and file list, commit
   b78d159), to which ``convert_v2_weights.py`` there carries weights over. Its config has ``num_loras``, and
   no ``position_embedding_type``. No published model was found to have it but jina-clip-v1's text encoder.
@@ -102,10 +102,10 @@ def rewrite(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Adds the layout, which the stored tensors reveal, to ``encoder.fit``."""
+def settings_from_tensors(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Adds the layout, which the stored tensors reveal, to ``encoder.settings_from_tensors``."""
     layout = any(".layer_norm_q." in name for name in tensors)
-    return {**encoder.fit(config, tensors), "qk_post_norm": layout}
+    return {**encoder.settings_from_tensors(config, tensors), "qk_post_norm": layout}
 
 
 CHECKPOINTS = (
@@ -140,7 +140,7 @@ FAMILY = Family(
     length_hint="max_position_embeddings",
     length_doubt="is the length that the model is meant to reach, 16 times the trained one in Jina's own",
     rewrite=rewrite,
-    fit=fit,
+    settings_from_tensors=settings_from_tensors,
     base_prefix="bert",
     layers="encoder.layer",
     embeddings="embeddings.word_embeddings.weight",

@@ -66,8 +66,8 @@ def check(config: Config) -> None:
     check_options({"position_embedding_type": "absolute", **config}, OPTIONS, "a MosaicBERT")
 
 
-def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Ties the decoder unless one is stored, whatever the config says; the rest is ``encoder.fit``."""
+def settings_from_tensors(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Ties the decoder unless one is stored, whatever the config says; the rest is that of all encoders."""
     for end in LAYERS:
         if not any(name.endswith(end) for name in tensors):
             raise UnsupportedModel(
@@ -75,7 +75,7 @@ def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
                 "they have, and what they compute is not known here"
             )
     tied = {} if encoder.DECODER in tensors else {"tie_word_embeddings": True}
-    return encoder.fit(config, tensors) | tied
+    return encoder.settings_from_tensors(config, tensors) | tied
 
 
 CHECKPOINTS = (
@@ -118,7 +118,7 @@ FAMILY = Family(
     checkpoints=CHECKPOINTS,
     length_hint="max_position_embeddings",
     length_doubt="is BERT's default, whatever the model was trained at",
-    fit=fit,
+    settings_from_tensors=settings_from_tensors,
     base_prefix="bert",
     layers="encoder.layer",
     embeddings="embeddings.word_embeddings.weight",

@@ -222,7 +222,7 @@ def stock_unfit(config: Config) -> str | None:
         f"attn_config.alibi_bias_max ({maximum:g})": maximum != 8,
         "attn_config.qk_ln": options.get("qk_ln"),
         f"expansion_ratio ({ratio})": ratio != 4,
-        "no_bias": not FAMILY.normalise(config).get("no_bias", True),
+        "no_bias": not FAMILY.template_config(config).get("no_bias", True),
     }
     first = next((option for option, given in ignored.items() if given), None)
     return None if first is None else f"stock transformers ignores {first}"

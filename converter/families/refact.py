@@ -56,7 +56,7 @@ def rewrite(config: dict[str, Any]) -> dict[str, Any]:
     return {PACKED: True, **config, "tie_word_embeddings": False}
 
 
-def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:  # noqa: ARG001 -- the signature of Family.fit
+def settings_from_tensors(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:  # noqa: ARG001
     """Which of the two layouts is stored, and whether the last norm has a bias."""
     packed = not any(name.endswith("attn.k.weight") for name in tensors)
     return {PACKED: packed, "final_norm_bias": "ln_f.bias" in tensors}
@@ -80,7 +80,7 @@ FAMILY = Family(
     claims=claims,
     length_hint="n_positions",
     rewrite=rewrite,
-    fit=fit,
+    settings_from_tensors=settings_from_tensors,
     embeddings="wte.weight",
     stock=False,
     examples=("smallcloudai/Refact-1_6B-fim",),

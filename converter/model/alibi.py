@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import re
@@ -11,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converter.config import LONGEST, PROVENANCE, Config, Geometry, is_count
+from converter.config import LONGEST, Config, Geometry, is_count
 from converter.errors import SourceError, UnsupportedModel, UsageError, option
 from converter.families import SLOPES, Family
 from converter.families.checks import check_wrapper
 from converter.families.family import UNREAD
+from converter.model import alibi_config
 from converter.model.model import Model
 from converter.model.words import Words, alibi_words
 from converter.scaling.penalty import Penalty
@@ -212,49 +212,45 @@ class AlibiModel(Model):
         limit of an encoder is never below the source's: the config's own, and what its files state. A
         converted encoder that keeps its scaling keeps the limit in its config.
         """
-        key, kept = self.family.length_hint or "", not self.decoder and scaling.scaled
-        config = self.config if self.converted and scaling == self.scaling and kept else self.source_config
-        own = config.get(key)
-        own = own if is_count(own, LONGEST) else None
-        if config is self.config:
-            return own
-        # Where the source's limit was not recorded, that in the config has been multiplied already.
-        multiplied = None if self.provenance is not None and self.provenance.limits is None else own
-        if scaling.dynamic and not self.decoder:
-            reach = DYNAMIC_REACH * scaling.train_length
-        elif scaling.static and (trained := self.trained.tokens or multiplied):
-            reach = round(trained * scaling.factor)
-        else:
+        key = self.family.length_hint or ""
+        keeps_scaling = self.converted and scaling == self.scaling
+        if keeps_scaling and scaling.scaled and not self.decoder:
+            return _tokens_under(key, self.result_config)
+        own = _tokens_under(key, self.source_config)
+        reach = self._reach(scaling, own)
+        if reach is None:
             return None
         if not self.decoder:
-            reach = max(reach, own or 0, stated_limit(self.contents(INPUT_LIMITS)) or 0)
+            stated = stated_limit(self.contents(INPUT_LIMITS))
+            reach = max(reach, own or 0, stated or 0)
         return min(reach, LONGEST)
 
-    def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
-        family = self.family
-        result = family.normalise(self.source_config)
-        if tokenizer.here and (tokenizer.ours or "tokenizer_class" not in result):
-            result["tokenizer_class"] = tokenizer.ours or family.tokenizer_class
-        architectures = family.architectures(self.source_config)
-        result |= {
-            "architectures": architectures,
-            "model_type": family.model_type,
-            "auto_map": family.auto_map,
-            "alibi_scaling": scaling.to_json(),
-            PROVENANCE: self.origin.to_json(),
-        }
-        if limit is not None:
-            result = copy.deepcopy(result)  # the length may be inside an object shared with the source
-            family.set_length(result, limit)
-        return result
+    def _reach(self, scaling: Scaling, own_limit: int | None) -> int | None:
+        """The tokens that a scaling is meant for; None if that is not known, or without an end.
 
-    def stored_in(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
+        ``own_limit`` is the limit in the source's config.
+        """
+        if scaling.dynamic and not self.decoder:
+            return DYNAMIC_REACH * scaling.train_length
+        if not scaling.static:
+            return None
+        if self.provenance is not None and self.provenance.limits is None:
+            own_limit = None  # the source's was not recorded, and this one has been multiplied already
+        trained = self.trained.tokens or own_limit
+        return None if trained is None else round(trained * scaling.factor)
+
+    def make_result_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
+        return alibi_config.result_config(
+            self.family, self.source_config, scaling, self.origin, tokenizer, limit
+        )
+
+    def read_tensor_settings(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         if not checkpoint.tensors:  # .bin files show their tensors only once they are converted
             return {}
         check_wrapper(checkpoint.tensors, self.family.embeddings, self.family.base_prefix)
         check_positions(checkpoint.tensors)
         slopes = read_slopes(folder, checkpoint, self.family, self.geometry.num_heads)
-        found = self.family.fit(config, checkpoint.tensors)
+        found = self.family.settings_from_tensors(config, checkpoint.tensors)
         if found.get("tie_word_embeddings", self._ties):
             found |= self._untied(folder, checkpoint)
         found |= named_labels({**config, **found})
@@ -271,7 +267,7 @@ class AlibiModel(Model):
         if head is None or table is None or same_values(folder, head, table):
             return {}
         if not family.stock and not self.converted:
-            untied = family.normalise({**self.source_config, "tie_word_embeddings": False})
+            untied = family.template_config({**self.source_config, "tie_word_embeddings": False})
             always = untied["tie_word_embeddings"]  # MosaicGPT's code has no head at all
             remedy = "" if always else f", or give {option.overrides} tie_word_embeddings=false to use it"
             raise SourceError(
@@ -297,10 +293,10 @@ class AlibiModel(Model):
     @property
     def _ties(self) -> bool:
         # Without the key, the templates' config classes use true, as those of transformers do.
-        return bool(self.family.normalise(self.source_config).get("tie_word_embeddings", True))
+        return bool(self.family.template_config(self.source_config).get("tie_word_embeddings", True))
 
-    def stock(self, stored: Config) -> Slopes:
-        return self.family.stock_slopes({**self.source_config, **stored})
+    def stock(self, tensor_settings: Config) -> Slopes:
+        return self.family.stock_slopes({**self.source_config, **tensor_settings})
 
     def scaled(self, stock: Slopes, scaling: Scaling, tokens: int, layer: int = 0) -> Slopes:
         return stretched(scaling, self.bias_scale).slopes(stock, tokens, layer)
@@ -329,7 +325,13 @@ class AlibiModel(Model):
 
     @property
     def words(self) -> Words:
-        return alibi_words(self.family, self.scaling, self.config)
+        return alibi_words(self.family, self.scaling, self.result_config)
+
+
+def _tokens_under(key: str, config: Config) -> int | None:
+    """The number of tokens that a config has under a key; None if it has no valid one."""
+    value = config.get(key)
+    return value if is_count(value, LONGEST) else None
 
 
 def named_labels(config: Config) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from converter.config import Config, Geometry, Provenance, with_value
+from converter.config import Config, Geometry, Provenance, ResultConfig, SourceConfig, with_value
 from converter.errors import SourceError, UnsupportedModel, UsageError, option
 from converter.families.checks import quantisation_sign
 from converter.model.words import Words
@@ -32,16 +32,16 @@ Positions = tuple[float, ...]
 class Model(ABC):
     """A checkpoint whose positions can be scaled; ``open_model`` makes one.
 
-    What this tool wrote is opened as a source is: ``source_config`` is that of a source, while ``scaling``
-    and ``provenance`` say what was made of it.
+    A repository that a conversion wrote is opened as its source is, so that it can be converted again:
+    ``source_config`` is that of the source, while ``scaling`` and ``provenance`` say what was made of it.
     """
 
     source: Source
-    config: Config
-    """config.json as it is."""
-    source_config: Config
-    """The same as a source of this model has it: with the user's values, and without what a conversion adds
-    and the keys that choose an implementation."""
+    config_json: Config
+    """config.json as it lies in the folder."""
+    source_config: SourceConfig
+    """The config of the source, which a conversion starts from. It has the user's values, and no keys that
+    choose an implementation."""
     scaling: Scaling = UNSCALED
     """What it computes with."""
     provenance: Provenance | None = None
@@ -103,16 +103,22 @@ class Model(ABC):
         """Raises ``UsageError`` for a scaling that this model cannot compute."""
 
     @abstractmethod
-    def stock(self, stored: Config) -> Positions:
-        """The slopes or frequencies as trained; ``stored`` is ``self.stored``, {} if nothing is read."""
+    def stock(self, tensor_settings: Config) -> Positions:
+        """The slopes or frequencies as trained.
+
+        ``tensor_settings`` are the model's, or {} to leave stored slopes out.
+        """
 
     @abstractmethod
     def scaled(self, stock: Positions, scaling: Scaling, tokens: int, layer: int = 0) -> Positions:
         """The slopes or frequencies of a layer for a sequence of ``tokens`` tokens."""
 
     @abstractmethod
-    def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
-        """A result's config.json, without what ``stored_in`` adds; ``limit`` is the input limit in tokens."""
+    def make_result_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
+        """The config.json of a result, without the settings that only its tensors tell.
+
+        ``limit`` is the input limit in tokens; None to keep the source's.
+        """
 
     @property
     @abstractmethod
@@ -141,8 +147,8 @@ class Model(ABC):
         """Whether it is causal."""
         return True
 
-    def stored_in(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
-        """The keys that a folder's tensors add to a result's config; refuses those that contradict it."""
+    def read_tensor_settings(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
+        """The keys that a folder's tensors add to a config; refuses tensors that contradict it."""
         del folder, checkpoint, config
         return {}
 
@@ -172,8 +178,14 @@ class Model(ABC):
 
     @property
     def converted(self) -> bool:
-        """Whether this tool wrote it."""
+        """Whether a conversion wrote it."""
         return self.provenance is not None
+
+    @property
+    def result_config(self) -> ResultConfig:
+        """The config.json of a repository that a conversion wrote; this model must be one."""
+        assert self.converted
+        return ResultConfig(self.config_json)
 
     @cached_property
     def trained(self) -> TrainLength:
@@ -253,11 +265,11 @@ class Model(ABC):
         return dict(self.source.parameters or {})
 
     @cached_property
-    def stored(self) -> dict[str, Any]:
+    def tensor_settings(self) -> dict[str, Any]:
         """What the tensors add to the config; empty for a Hub repository, whose weights are not here."""
         if not (self.source.local and weight_files(self.source)):
             return {}
-        return self.stored_in(self.folder, self.checkpoint, self.source_config)
+        return self.read_tensor_settings(self.folder, self.checkpoint, self.source_config)
 
     def scan(self, file: str, remedy: str) -> Scan:
         """Finds weights that are NaN or infinite in the bytes of a file; ``remedy`` ends its message."""

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from converter.config import (
     PROVENANCE,
-    SOURCE_CONFIG,
     Config,
     Provenance,
+    ResultConfig,
+    SourceConfig,
     read_provenance,
     without_implementation,
 )
 from converter.errors import UsageError, option
-from converter.families import converted_family
+from converter.families import Family, converted_family
 from converter.families.checks import (
     check_family,
     check_merged,
@@ -25,9 +26,10 @@ from converter.families.checks import (
     check_source,
     without_quantisation,
 )
+from converter.model import alibi_config, rotary_config
 from converter.model.alibi import AlibiModel
 from converter.model.model import Model
-from converter.model.overrides import overridden
+from converter.model.overrides import with_overrides
 from converter.model.rotary import RotaryModel
 from converter.rotary import settings
 from converter.rotary.settings import Rotary
@@ -86,7 +88,7 @@ def open_model(model: str | Path, *, progress: bool = False, **options: Unpack[S
         check_one_save(source)
     if isinstance(opened, RotaryModel):
         opened.check_record()
-    refuse_or_drop_keys(source, {CONFIG: opened.config}, opened.row_kinds)
+    refuse_or_drop_keys(source, {CONFIG: opened.config_json}, opened.row_kinds)
     return opened
 
 
@@ -94,52 +96,74 @@ def read_model(
     source: Source, train_length: int | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Model:
     """The model that these files hold; raises as ``open_model``."""
-    written = source.config()
-    config, stale_quantisation = without_quantisation(source, written)
-    family, origin = converted_family(config), read_provenance(config)
-    given: dict[str, Any] = {
+    config_json = source.config()
+    config, stale_quantisation = without_quantisation(source, config_json)
+    fields: dict[str, Any] = {
         "source": source,
-        "config": written,
+        "config_json": config_json,
         "given_length": train_length,
         "stale_quantisation": stale_quantisation,
     }
+    family, origin = converted_family(config), read_provenance(config)
     if family is None and (origin is None or origin.rotary is None):
-        return _source(source, config, overrides or {}, given)
+        return _read_source(source, config, overrides or {}, fields)
     check_merged(source.name, source.files)
     check_plain(config)
     origin = origin or Provenance(None, None, None)
-    for key, value in (overrides or {}).items():
+    _check_same_overrides(overrides or {}, origin)
+    fields |= {"provenance": origin, "overrides": origin.overrides}
+    if family is not None:
+        return _read_alibi_result(family, ResultConfig(config), origin, fields)
+    return _read_rotary_result(ResultConfig(config), origin, fields)
+
+
+def _read_source(
+    source: Source, config: Config, overrides: Mapping[str, Any], fields: Mapping[str, Any]
+) -> Model:
+    """A source with this config and the user's values; ``fields`` are those of ``Model`` that are known."""
+    check_adapter(source)
+    config = with_overrides(with_known_class(without_implementation(config)), overrides)
+    fields = {**fields, "source_config": SourceConfig(config), "overrides": overrides}
+    found = check_source(config)
+    if isinstance(found, Rotary):
+        return RotaryModel(rotary=found, **fields)
+    own = config.get("alibi_scaling") if found.own_scaling else None
+    return AlibiModel(family=found, scaling=read_scaling(own), **fields)
+
+
+def _check_same_overrides(overrides: Mapping[str, Any], origin: Provenance) -> None:
+    """Raises ``UsageError`` for a value with which a repository was not converted."""
+    for key, value in overrides.items():
         if key not in origin.overrides or origin.overrides[key] != value:
             raise UsageError(
                 f"{option.overrides} {key} is for the config of a source, and this repository is converted; "
                 "drop it, or convert the source with it"
             )
-    given |= {"provenance": origin, "overrides": origin.overrides}
-    if family is not None:
-        found = with_known_class(without_implementation(config))
-        found = family.unconverted(found, origin.limits or {})
-        scaling = read_scaling(config.get("alibi_scaling"))
-        return AlibiModel(family=check_family(family, found), source_config=found, scaling=scaling, **given)
-    record = origin.rotary or {}
+
+
+def _read_alibi_result(
+    family: Family, config: ResultConfig, origin: Provenance, fields: Mapping[str, Any]
+) -> AlibiModel:
+    source_config = alibi_config.source_config(family, config, origin)
+    return AlibiModel(
+        family=check_family(family, source_config),
+        source_config=source_config,
+        scaling=read_scaling(config.get("alibi_scaling")),
+        **fields,
+    )
+
+
+def _read_rotary_result(config: ResultConfig, origin: Provenance, fields: Mapping[str, Any]) -> RotaryModel:
     # This config is the one that would be loaded, so it is checked, whatever its record says.
     settings.check_code(config)
-    before = {**settings.respelled(with_known_class(config)), **record[SOURCE_CONFIG]}
-    missing = [PROVENANCE, *(key for key, value in record[SOURCE_CONFIG].items() if value is None)]
-    found = without_implementation({key: value for key, value in before.items() if key not in missing})
-    scaling = read_scaling(record.get("scaling"), f"config.json: {PROVENANCE}.rotary.scaling")
-    return RotaryModel(rotary=settings.read(found), source_config=found, scaling=scaling, **given)
-
-
-def _source(source: Source, config: Config, overrides: Mapping[str, Any], given: dict[str, Any]) -> Model:
-    """A source with this config and the user's values; ``given`` are fields of ``Model``."""
-    check_adapter(source)
-    config = overridden(with_known_class(without_implementation(config)), overrides)
-    given |= {"source_config": config, "overrides": overrides}
-    found = check_source(config)
-    if isinstance(found, Rotary):
-        return RotaryModel(rotary=found, **given)
-    own = config.get("alibi_scaling") if found.own_scaling else None
-    return AlibiModel(family=found, scaling=read_scaling(own), **given)
+    source_config = rotary_config.source_config(config, origin)
+    record = origin.rotary or {}
+    return RotaryModel(
+        rotary=settings.read(source_config),
+        source_config=source_config,
+        scaling=read_scaling(record.get("scaling"), f"config.json: {PROVENANCE}.rotary.scaling"),
+        **fields,
+    )
 
 
 def open_with_request(

@@ -49,7 +49,7 @@ def set_values(overrides: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_shown(value)}" for key, value in overrides.items()]
 
 
-def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def with_overrides(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a source's config with the user's values: dots in a key lead into objects, None removes one.
 
     Raises ``UsageError`` for a key that cannot be set, ``UnsupportedModel`` if the source is refused and the

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry, without_implementation
+from converter.config import PROVENANCE, Config, Geometry, without_implementation
 from converter.errors import SourceError, UsageError
 from converter.families.checks import QUANTISED_KEYS
+from converter.model import rotary_config
 from converter.model.model import Model
 from converter.model.words import Words, auto_class, task
 from converter.rotary import settings
@@ -70,17 +71,9 @@ class RotaryModel(Model):
     def check_scaling(self, scaling: Scaling) -> None:
         settings.check_scaling(self.rotary, scaling)
 
-    def scaled_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
+    def make_result_config(self, scaling: Scaling, tokenizer: Tokenizer, limit: int | None) -> dict[str, Any]:
         del tokenizer, limit  # the tokenizer keeps its limit
-        result = settings.scaled_config(self.source_config, self.rotary, scaling, self.trained.tokens)
-        keys = [
-            key for key in {**self.source_config, **result} if self.source_config.get(key) != result.get(key)
-        ]
-        record = {
-            "scaling": scaling.to_json(),
-            SOURCE_CONFIG: {key: self.source_config.get(key) for key in keys},
-        }
-        return {**result, PROVENANCE: replace(self.origin, rotary=record).to_json()}
+        return rotary_config.result_config(self.rotary, self.source_config, scaling, self.origin)
 
     def check_record(self) -> None:
         """Raises ``SourceError`` if config.json is not what its record makes of the source's."""
@@ -94,8 +87,8 @@ class RotaryModel(Model):
             ) from error
         length = self.provenance.train_length
         recorded = settings.scaled_config(self.source_config, self.rotary, self.scaling, length)
-        recorded = settings.respelled(recorded)
-        found = settings.respelled(with_known_class(without_implementation(self.config)))
+        recorded = settings.undo_saving(recorded)
+        found = settings.undo_saving(with_known_class(without_implementation(self.config_json)))
         found = {key: value for key, value in found.items() if key not in QUANTISED_KEYS}
         for key in (found.keys() | recorded.keys()) - {PROVENANCE}:
             if found.get(key) != recorded.get(key):
@@ -109,7 +102,7 @@ class RotaryModel(Model):
         ties = self.source_config.get("tie_word_embeddings", self.rotary.model.ties) is True
         return HEAD_TENSORS if ties else ()
 
-    def stock(self, stored: Config) -> Frequencies:
+    def stock(self, tensor_settings: Config) -> Frequencies:
         return self.rotary.frequencies
 
     def scaled(self, stock: Frequencies, scaling: Scaling, tokens: int, layer: int = 0) -> Frequencies:
@@ -127,8 +120,8 @@ class RotaryModel(Model):
             scaled=f"rotary positions {how}; {self.change(scaling)}",
             differs="`config.json` differs",
             notes=NOTES + DYNAMIC_NOTES * bool(scaling.dynamic),
-            auto_class=auto_class(self.config),
-            task=task(self.config),
+            auto_class=auto_class(self.result_config),
+            task=task(self.result_config),
             tags=("rope", "ntk-rope"),
             code=False,
         )

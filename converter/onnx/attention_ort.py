@@ -19,12 +19,10 @@ import onnx_ir as ir
 
 from converter.config import Geometry
 from converter.onnx.alibi import Alibi, Cache, Tokens
-from converter.onnx.concave import CURVE_CHANNELS, concave_penalty
+from converter.onnx.concave import concave_penalty
 from converter.onnx.graph import ORT, Value
 from converter.scaling.scaling import Scaling
 
-CHANNELS = 8
-"""Those of a slope."""
 MULTIPLE = 8
 """GroupQueryAttention's head size must be a multiple of this."""
 BASE = 256.0
@@ -59,8 +57,7 @@ class OrtAttention:
         """Channels of the penalty, and of zeros."""
         with graph.scope("alibi"):
             self.concave = concave_penalty(tokens, alibi)
-            used = CHANNELS if self.concave is None else CHANNELS + CURVE_CHANNELS
-            self.zeros = self.width - used
+            self.zeros = self.width - alibi.scaling.folded_channels
             """Channels of zeros."""
             self.by_row = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
             count = graph.op("Mul", tokens.rows, tokens.new)

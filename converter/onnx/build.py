@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from converter.config import Config
 from converter.model.alibi import AlibiModel
 from converter.onnx.describe import Description
 from converter.onnx.graph import COMPUTE, Graph
@@ -29,7 +30,8 @@ def build_graph(
     ``SourceError`` for a tensor that is missing or does not fit the config, ``UnsupportedModel`` for an
     option that graphs do not support.
     """
-    config, geometry, scaling = repository.config, repository.geometry, repository.scaling
+    config: Config = repository.result_config
+    geometry, scaling = repository.geometry, repository.scaling
     quantised, fused = made.dtype in QUANTISED, made.profile == "ort"
     vocabulary = None
     if part is not None:

@@ -65,7 +65,7 @@ def choose_coverage(repository: AlibiModel) -> Coverage:
     beyond = max(trained + trained // 4, min(int(times * trained), 2048))
     continued = trained if repository.scaling.dynamic else min(trained, CONTINUED)
 
-    all_tokens = int(repository.config["vocab_size"])
+    all_tokens = int(repository.result_config["vocab_size"])
     vocabulary = all_tokens
     most = LOGITS // beyond if repository.has_logits else all_tokens
     if all_tokens > most or hidden * all_tokens > TABLE:
@@ -91,7 +91,7 @@ def choose_coverage(repository: AlibiModel) -> Coverage:
 def padding_id(repository: AlibiModel) -> int | None:
     """The id by which a classifier finds where the padding of a row begins; None for all other models."""
     if repository.decoder and repository.head == "ForSequenceClassification":
-        found: int = repository.config["pad_token_id"]
+        found: int = repository.result_config["pad_token_id"]
         return found
     return None
 

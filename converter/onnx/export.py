@@ -205,7 +205,7 @@ def write_graphs(
         pooling=pooling,
         standalone=options.copies_weights,
         calibrated=bool(options.calibrate),
-        alibi_scaling=repository.config.get("alibi_scaling"),
+        alibi_scaling=repository.result_config.get("alibi_scaling"),
     )
     if not options.copies_weights:
         graphs = {GRAPH: description}

@@ -33,7 +33,7 @@ DEFAULT_LENGTH = 2048
 def genai_config(repository: AlibiModel, *, file_name: str) -> dict[str, Any]:
     """The content of genai_config.json for ``file_name``, a graph with GroupQueryAttention."""
     geometry = repository.geometry
-    vocabulary = count(repository.config, "vocab_size")
+    vocabulary = count(repository.result_config, "vocab_size")
     longest = context_length(repository)
     return {
         "model": {
@@ -73,7 +73,7 @@ def context_length(repository: AlibiModel) -> int:
     This is the trained length times ``Scaling.reach``. If the trained length is not known, the limit in the
     config takes its place. That limit is often not the trained length, but here it only bounds a buffer.
     """
-    config, family, factor = repository.config, repository.family, repository.scaling.reach
+    config, family, factor = repository.result_config, repository.family, repository.scaling.reach
     trained = repository.trained.tokens
     if trained is None:
         limit = family.length_hint or "max_position_embeddings"
@@ -95,7 +95,7 @@ def _special_tokens(repository: AlibiModel, vocabulary: int) -> dict[str, Any]:
     def ids(name: str) -> list[int]:
         key = f"{name}_token_id"
         # The tokenizer's files may be large, so they are read only if they are needed.
-        for settings in (generation, repository.config, None):
+        for settings in (generation, repository.result_config, None):
             value = (tokenizer_ids(source) if settings is None else settings).get(key)
             listed = value if isinstance(value, list) else [value]
             known = [token for token in listed if is_integer(token) and 0 <= token < vocabulary]

@@ -158,7 +158,7 @@ class OpenedGraph:
         """
         tolerance = TOLERANCES[dtype]
         if dtype == "fp32" and self.repository.decoder:
-            slopes = self.repository.stock(self.repository.config)
+            slopes = self.repository.stock(self.repository.result_config)
             tolerance += SCORES * max(slopes) * self.repository.bias_scale * coverage.beyond
         return tolerance
 

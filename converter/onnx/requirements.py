@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from converter.config import Config, is_integer
+from converter.config import Config, SourceConfig, is_integer
 from converter.errors import MissingPackage, UnsupportedModel, UsageError, option
 from converter.families import Family
 from converter.families.family import TASKS
@@ -66,10 +66,10 @@ def require_alibi(model: Model) -> AlibiModel:
 def for_task(model: Model, task: str | None, *, last_logits: bool = False) -> AlibiModel:
     """The model as a graph sees it: its config names the class that computes the task."""
     alibi = require_alibi(model)
-    named = class_for(task, alibi.family, alibi.config, last_logits=last_logits)
-    config = {**alibi.config, "architectures": [named]}
+    named = class_for(task, alibi.family, alibi.result_config, last_logits=last_logits)
+    config = {**alibi.result_config, "architectures": [named]}
     source_config = {**alibi.source_config, "architectures": [alibi.family.classes[named]]}
-    return replace(alibi, config=config, source_config=source_config)
+    return replace(alibi, config_json=config, source_config=SourceConfig(source_config))
 
 
 def class_for(task: str | None, family: Family, config: Config, *, last_logits: bool = False) -> str:

@@ -25,7 +25,7 @@ from converter.source.source import Source
 
 def check_structure(model: ir.Model, made: Description, repository: AlibiModel) -> GraphCheck:
     """Whether a graph is what this version builds of a repository, whose config names the task's class."""
-    scaling = repository.config.get("alibi_scaling")
+    scaling = repository.result_config.get("alibi_scaling")
     try:
         pooling = made.pooling and stated_pooling(repository.source, made.pooling)
         for what, own, now in (

@@ -117,7 +117,7 @@ def read(model: str, requests: Sequence[Request] = (), **source: Unpack[SourceOp
     """
     opened = open_model(model, **source)
     scalings = [opened.resolve(request) for request in requests] or [opened.scaling]
-    return describe(opened, opened.stored, scalings)
+    return describe(opened, opened.tensor_settings, scalings)
 
 
 def describe(model: Model, stored: Config, scalings: Sequence[Scaling]) -> Positions:

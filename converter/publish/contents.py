@@ -52,7 +52,7 @@ def read_contents(folder: Path, *, progress: bool = False) -> Contents:
     weights, which nothing has read before, are searched for NaN and infinity.
     """
     repository = open_converted(folder)
-    if PROVENANCE not in repository.config:
+    if PROVENANCE not in repository.result_config:
         raise SourceError(f"{folder}/{CONFIG} does not say what it was made from; {CONVERT_FIRST}")
     present = set(_walk(folder))
     listed = manifest.read(folder, UNLISTED)

@@ -55,7 +55,7 @@ class Older:
         """What is deleted as a model replaces it, for it lists that; and graphs that stay and are stale."""
         graphs = [name for name in others if name.endswith(GRAPHS)]
         weights = {*changed} & model.checkpoint.files.keys()
-        fit = not weights and self.config.get("alibi_scaling") == model.config.get("alibi_scaling")
+        fit = not weights and self.config.get("alibi_scaling") == model.result_config.get("alibi_scaling")
         deleted = [name for name in others if name not in graphs and self.wrote(name)]
         return deleted, () if fit else graphs
 

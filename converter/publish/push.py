@@ -229,7 +229,11 @@ def _compare(
     deleted: Sequence[str] = others
     stale: Sequence[str] = ()
     if not options.overwrite:
-        older = None if model.provenance is None else find_older(hub, target, model.provenance, model.config)
+        older = (
+            None
+            if model.provenance is None
+            else find_older(hub, target, model.provenance, model.result_config)
+        )
         clash = [name for name in (*changed, *others) if name in theirs and name not in UNLISTED]
         if older is not None:
             clash = [name for name in clash if name in changed and not older.wrote(name)]

@@ -235,7 +235,7 @@ def describe(
         changed = "It was changed after that conversion, as by fine-tuning, so its weights are its own"
     else:
         changed = "It was saved and converted again, so its weights may be its own"
-    one_label = len(repository.config.get("id2label") or ()) == 1
+    one_label = len(repository.result_config.get("id2label") or ()) == 1
     use = _use(words, tokenizer, place, sentence_encoder=embeds, one_label=one_label)
     more = USE.format(code=use) if use else ""
     if isinstance(repository, AlibiModel):
@@ -450,7 +450,7 @@ def _serve(repository: Model, place: str, embeds: str) -> str:
 
 
 def _serve_with_vllm(repository: Model, place: str) -> str:
-    [name] = repository.config["architectures"]
+    [name] = repository.result_config["architectures"]
     if name.endswith("ForQuestionAnswering"):
         return REFUSED.format(why=f"the plugin of ntk-convert has no `{name}`")
     scaling = repository.scaling

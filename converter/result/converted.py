@@ -49,7 +49,7 @@ def read_converted(folder: Path) -> Model:
             f"convert it again: ntk-convert {folder} --out NEW"
         )
     if not model.converted:
-        named = model.config.get("model_type")
+        named = model.config_json.get("model_type")
         raise SourceError(f"{folder} is not converted (model_type {named!r}); {CONVERT_FIRST}")
     return model
 

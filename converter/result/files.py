@@ -97,7 +97,7 @@ class SmallFiles:
 
     def scale(self, scaling: Scaling, limit: int | None) -> None:
         """Makes config.json; ``limit`` is the input limit in tokens."""
-        config = self.model.scaled_config(scaling, self.model.tokenizer, limit)
+        config = self.model.make_result_config(scaling, self.model.tokenizer, limit)
         config |= old_activation(self._contents, config)
         self._change({CONFIG: config})
 
@@ -145,7 +145,7 @@ class SmallFiles:
         """Adds to config.json what the tensors of a local source say; refuses what contradicts them."""
         source = self.model.source
         fetch(source, self.copied)  # which checks that each can be opened
-        self.config.update(self.model.stored_in(source.folder, self.model.checkpoint, self.config))
+        self.config.update(self.model.read_tensor_settings(source.folder, self.model.checkpoint, self.config))
 
     def note_what_is_lost(self) -> None:
         """Notes what the result has not, or has otherwise."""

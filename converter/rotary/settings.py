@@ -307,7 +307,7 @@ def refuse_alibi(config: Config) -> None:
         )
 
 
-def respelled(config: Config) -> dict[str, Any]:
+def undo_saving(config: Config) -> dict[str, Any]:
     """A scaled config that transformers saved, in the keys that ``scaled_config`` uses.
 
     5.x saves ``rope_parameters`` and no other key. 4.57 saves the base of GPT-NeoX under a second name too.

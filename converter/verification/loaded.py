@@ -77,7 +77,7 @@ def check(patched: Patched, source_config: Config, source: Path | None = None) -
 def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
     """What the result computes; raises ``VerificationError`` for all that is wrong without its source."""
     patched, family = part.patched, part.patched.model.family
-    config = patched.model.config
+    config = patched.model.result_config
     [named] = config["architectures"]
     read, written = PretrainedConfig.get_config_dict(folder)[0], read_object(folder / CONFIG)
     redirects = " and ".join(key for key in REDIRECTS if key in config)
@@ -158,7 +158,7 @@ def load(
 
 def load_result(patched: Patched, folder: Path, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
     """``load`` for a repository's own folder or a shrunk one, with its code; within ``own_modules``."""
-    [named] = patched.model.config["architectures"]
+    [named] = patched.model.result_config["architectures"]
     name = next(auto for auto, at in patched.model.family.auto_map.items() if at.endswith(f".{named}"))
     auto = getattr(transformers, name)
     return load(auto, folder, dtype, trust_remote_code=True)
@@ -246,7 +246,7 @@ def run_stock(part: Shrunk, config: Config, folder: Path, weights: Path) -> Outp
     if unfit is not None:
         return unfit
     stock_class = getattr(transformers, f"{family.camel}{patched.model.head}")
-    settings = {key: value for key, value in family.normalise(config).items() if key != "auto_map"}
+    settings = {key: value for key, value in family.template_config(config).items() if key != "auto_map"}
     part.write_source(folder, {**settings, "model_type": stock_class.config_class.model_type}, weights)
     try:  # transformers 5 rejects types that older versions and other code accept
         model, info = load(stock_class, folder, part.dtype)

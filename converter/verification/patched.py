@@ -48,7 +48,7 @@ class Patched:
     def build_config(self, **changes: Any) -> Any:
         """The repository's config object, with some keys changed."""
         config_class = getattr(self.configuration, f"Ntk{self.model.family.camel}Config")
-        return config_class(**{**self.model.config, **changes})
+        return config_class(**{**self.model.result_config, **changes})
 
     @property
     def architecture(self) -> Any:

@@ -28,7 +28,7 @@ def verify(converted: RotaryModel, passed: list[Check]) -> None:
 
     checkpoint = converted.checkpoint
     config_class: Any = transformers.CONFIG_MAPPING[converted.model_type]
-    config = config_class.from_dict(dict(converted.config))
+    config = config_class.from_dict(dict(converted.result_config))
     # Checked first, since it would take long to build a million layers and find them missing.
     if config.num_hidden_layers > len(checkpoint.tensors):
         raise VerificationError(

@@ -103,7 +103,7 @@ class Shrunk:
                 (folder / path.name).symlink_to(path.resolve())
         for name in (*patched.model.templates, TEMPLATE):
             (folder / name).symlink_to(Path(patched.modeling.__file__ or "").with_name(name))
-        write_json(folder / CONFIG, self.settings(patched.model.config))
+        write_json(folder / CONFIG, self.settings(patched.model.result_config))
         tensors = self.cut()
         if checkpoint.index is not None:
             index = read_object(patched.model.folder / checkpoint.index)
@@ -127,7 +127,7 @@ class Shrunk:
         """The stored tensors of a shrunk folder, and their shapes in it; the widest first, as aligned."""
         patched = self.patched
         model = build(
-            patched.architecture, patched.build_config(**self.settings(patched.model.config)), "meta"
+            patched.architecture, patched.build_config(**self.settings(patched.model.result_config)), "meta"
         )
         shapes = {
             patched.stored_name(name): tuple(tensor.shape) for name, tensor in model.state_dict().items()

@@ -62,7 +62,7 @@ def install_command(facts: Facts) -> str:
 
 def load_code(facts: Facts) -> str:
     """Loads the model and, if there is one, its tokenizer."""
-    auto_class, arguments = facts.text.auto_class, _loading_arguments(facts)
+    auto_class, arguments = facts.card_text.auto_class, _loading_arguments(facts)
     model_line = f"model = {auto_class}.from_pretrained({arguments})"
     if not facts.has_tokenizer:
         return PYTHON.format(f"from transformers import {auto_class}\n\n{model_line}")
@@ -78,7 +78,7 @@ def use_code(facts: Facts) -> str | None:
     """Uses the model once, after ``load_code``; None for a task without such code, or without a tokenizer."""
     if _shows_embeddings(facts):
         return PYTHON.format(EMBED.format(arguments=_loading_arguments(facts)))
-    code = USES.get(facts.text.task or "")
+    code = USES.get(facts.card_text.task or "")
     if code is None or not facts.has_tokenizer:
         return None
     if len(facts.result.config.get("id2label") or ()) == 1:
@@ -107,4 +107,4 @@ def _shows_embeddings(facts: Facts) -> bool:
 
 
 def _loading_arguments(facts: Facts) -> str:
-    return literal(facts.place) + (TRUST if facts.text.has_code else "")
+    return literal(facts.place) + (TRUST if facts.card_text.has_code else "")

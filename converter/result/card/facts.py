@@ -84,7 +84,7 @@ class Facts:
     """Whether the picture of the scaling was drawn."""
 
     @property
-    def text(self) -> CardText:
+    def card_text(self) -> CardText:
         return self.result.card_text
 
     @property

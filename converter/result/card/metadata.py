@@ -77,24 +77,34 @@ def describe_metadata(facts: Facts) -> dict[str, Any]:
     """The metadata of a result: what still holds of the older card's, and what is known of this model."""
     older = read_front_matter(facts.origin.older_card)
     known = {key: _texts(older.get(key)) for key in KEPT}
-    parent = _parent(facts, known["base_model"])
-    is_finetuned = facts.weights == "other" and parent is not None
-    is_sentence_encoder = facts.sentence_encoder or (
-        facts.makes_embeddings and known["library_name"] == SENTENCE_TRANSFORMERS
-    )
-    computed = {
-        "pipeline_tag": _pipeline_tag(facts, known["pipeline_tag"], is_sentence_encoder=is_sentence_encoder),
-        "base_model": parent,
-        "base_model_relation": "finetune" if is_finetuned else None,
-        "library_name": SENTENCE_TRANSFORMERS if is_sentence_encoder else "transformers",
-        "tags": _tags(facts, known["tags"]),
-    }
+    computed = _computed_metadata(facts, known)
     kept: dict[str, Any] = {}
     if facts.has_own_weights:
         kept = {key: value for key, value in older.items() if key not in NOT_KEPT and not _is_local(value)}
     kept |= known
-    others = {key: value for key, value in kept.items() if key not in computed}
-    return {key: value for key, value in {**others, **computed}.items() if value is not None}
+    for key in computed:
+        kept.pop(key, None)  # the computed keys stand last
+    return {key: value for key, value in {**kept, **computed}.items() if value is not None}
+
+
+def _computed_metadata(facts: Facts, known: Mapping[str, str | list[str] | None]) -> dict[str, Any]:
+    """The keys that depend on the result; ``known`` is what the older card says under the keys ``KEPT``."""
+    is_sentence_encoder = facts.sentence_encoder
+    if facts.sentence_encoder is None:
+        is_sentence_encoder = facts.makes_embeddings and known["library_name"] == SENTENCE_TRANSFORMERS
+    task, library = facts.card_text.task, "transformers"
+    if is_sentence_encoder:
+        task, library = SENTENCE_SIMILARITY, SENTENCE_TRANSFORMERS
+    parent, relation = _parent(facts, known["base_model"]), None
+    if facts.weights == "other" and parent is not None:
+        relation = "finetune"
+    return {
+        "pipeline_tag": _pipeline_tag(facts, known["pipeline_tag"], task),
+        "base_model": parent,
+        "base_model_relation": relation,
+        "library_name": library,
+        "tags": _tags(facts, known["tags"]),
+    }
 
 
 def _is_bounded(front_matter: str, loader: Any) -> bool:
@@ -140,15 +150,13 @@ def _parent(facts: Facts, stated: str | list[str] | None) -> str | list[str] | N
     return facts.origin.base_model or stated
 
 
-def _pipeline_tag(
-    facts: Facts, stated: str | list[str] | None, *, is_sentence_encoder: bool
-) -> str | list[str] | None:
-    """The Hub's name of the task: the older card's where it still holds, else that of the architecture."""
+def _pipeline_tag(facts: Facts, stated: str | list[str] | None, task: str | None) -> str | list[str] | None:
+    """The Hub's name of the task: what the older card stated, if that still holds, or ``task``."""
     # Weights of its own may come with another head than the card was written for.
     may_be_outdated = facts.has_own_weights and stated in (SENTENCE_SIMILARITY, *TASKS.values())
-    if stated is not None and not may_be_outdated:
-        return stated
-    return SENTENCE_SIMILARITY if is_sentence_encoder else facts.text.task
+    if stated is None or may_be_outdated:
+        return task
+    return stated
 
 
 def _tags(facts: Facts, stated: str | list[str] | None) -> list[str]:
@@ -156,4 +164,4 @@ def _tags(facts: Facts, stated: str | list[str] | None) -> list[str]:
     tags = [stated] if isinstance(stated, str) else stated or []
     # The Hub makes tags such as "base_model:adapter:ID" itself, and peft writes them for an adapter.
     kept = [tag for tag in tags if tag.lower() not in FALSE_TAGS and not tag.startswith("base_model:")]
-    return list(dict.fromkeys([*kept, *facts.text.tags]))
+    return list(dict.fromkeys([*kept, *facts.card_text.tags]))

@@ -16,7 +16,7 @@ from converter.source.source import plain_text
 PICTURE = "scaling.png"
 """The picture that the card shows if it was drawn."""
 SIGNATURE = "with ntk-convert"
-"""Begins a line of every card that any version has written; what is not changed here knows a card by it."""
+"""Begins a line of every card that any version has written. update.py knows cards by it: do not change it."""
 SERVE_WITH_VLLM = """\
 With vLLM and the plugin of ntk-convert, which has this model:
 
@@ -58,7 +58,7 @@ def describe(facts: Facts) -> str:
 
 
 def _introduction(facts: Facts) -> str:
-    origin, text, scaling = facts.origin, facts.text, facts.result.scaling
+    origin, text, scaling = facts.origin, facts.card_text, facts.result.scaling
     name = plain_text(origin.name)
     if scaling.scaled:
         title = f"{scaling.method} {text.position_kind} scaling"
@@ -82,7 +82,7 @@ def _what_was_changed(facts: Facts) -> str:
         return "It was changed after that conversion, as by fine-tuning, so its weights are its own."
     if facts.weights == "unknown":
         return "It was saved and converted again, so its weights may be its own."
-    differences = facts.text.differences
+    differences = facts.card_text.differences
     same = []
     if facts.rounded:
         differences += ", and the weights' dtype"
@@ -107,15 +107,15 @@ def _table(facts: Facts) -> str:
 
 
 def _load(facts: Facts) -> str:
-    blocks = [load_code(facts), facts.text.loading_notes]
-    if facts.text.has_code:
+    blocks = [load_code(facts), facts.card_text.loading_notes]
+    if facts.card_text.has_code:
         blocks.insert(0, install_command(facts))
     blocks += [f"{note[:1].upper()}{note[1:]}." for note in facts.notes]
     return "\n\n".join(blocks)
 
 
 def _serve(facts: Facts) -> str | None:
-    """How servers run an ALiBi model; those that run rotary models need no advice."""
+    """How servers run an ALiBi model; they run rotary models like any other."""
     if not isinstance(facts.result, AlibiModel):
         return None
     with_vllm = _serve_with_vllm(facts)
@@ -149,7 +149,7 @@ def _fine_tune(facts: Facts) -> str | None:
 
 def _how_it_was_made(facts: Facts) -> str:
     made_with = f"{SIGNATURE} {__version__}"
-    if facts.text.has_code:
+    if facts.card_text.has_code:
         oldest, newest = TESTED
         made_with += (
             f" and transformers {version('transformers')}. "

@@ -128,7 +128,7 @@ DAMAGED: list[tuple[Damage, tuple[str, ...]]] = [
     (one_file({"a": {**FLOATS, "shape": [1 << 62] * 100_000}}, bytes(16)), ("'a' is not valid",)),
     (one_file({"a": {**FLOATS, "dtype": "F" * 10_000}}, bytes(16)), ("'FFFFFFFFFFFFFFFFFFFF'",)),
     (one_file({"a": {**FLOATS, "\ud800": 1}}, bytes(16)), ("Unicode",)),
-    (one_file(b'{"a": 1, "a": 2}', b""), ("'a'",)),
+    (one_file(b'{"a": 1, "a": 2}', b""), ("'a'", "twice")),
     (one_file(b"[]", b""), ("list",)),
     (shards({"a": "a.safetensors", "b": "c.safetensors"}), ("1 of 2", "'c.safetensors'")),
     (shards({"a": "a.safetensors", "c": "b.safetensors"}), ("'c'", "b.safetensors")),
@@ -144,7 +144,7 @@ DAMAGED: list[tuple[Damage, tuple[str, ...]]] = [
     (shards({}), ("weight_map",)),
     (shards(None), ("weight_map",)),
     (twice, ("'a'", "a.safetensors", "b.safetensors")),
-    (lambda folder: None, ("weights",)),
+    (lambda folder: None, ("no weights",)),
 ]
 """What is wrong with the files of a folder, and words of the error."""
 
@@ -205,7 +205,7 @@ BACKBONE = {"prefix": False}
 """A checkpoint of the backbone alone."""
 REFUSED: list[tuple[str, dict[str, Any], Change, tuple[str, ...]]] = [
     *(
-        ("bloom", {}, added(name, torch.ones(4, 4)), (repr(name), positions))
+        ("bloom", {}, added(name, torch.ones(4, 4)), (repr(name), f"{positions} positions"))
         for name, positions in FOREIGN.items()
     ),
     *(

@@ -15,7 +15,9 @@ from converter.paths import out_path
 from converter.plan import Plan, Written, decide, rounded_note, write
 from converter.progress import stage
 from converter.result import manifest
-from converter.result.card import PICTURE, describe, read_origin, with_kept_text
+from converter.result.card.facts import Facts, read_origin
+from converter.result.card.sections import PICTURE, describe
+from converter.result.card.update import with_kept_text
 from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling
@@ -268,8 +270,8 @@ def _write_card(
         heads = positions(model, repository.result_config, [plan.scaling])
         (repository.folder / PICTURE).write_bytes(per_head.card_picture(heads))
     origin = read_origin(model, plan.base_model)
-    text = describe(
-        repository,
+    facts = Facts(
+        result=repository,
         origin=origin,
         tokenizer=model.tokenizer,
         sentence_encoder=model.nested.sentence_encoder,
@@ -281,8 +283,9 @@ def _write_card(
         checks=checks,
         picture=picture,
     )
+    text = describe(facts)
     if model.converted:
-        text = with_kept_text(text, origin.card)
+        text = with_kept_text(text, origin.older_card)
     (repository.folder / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
 
 

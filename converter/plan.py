@@ -16,7 +16,7 @@ from converter.model.open import read_model
 from converter.model.overrides import set_values
 from converter.result import manifest
 from converter.result.again import weights_of
-from converter.result.card import PICTURE
+from converter.result.card.sections import PICTURE
 from converter.result.files import SmallFiles, decide_files
 from converter.result.repository import write_repository
 from converter.result.staging import check_space

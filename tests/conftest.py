@@ -46,12 +46,12 @@ hypothesis.settings.load_profile("same")
 # Files whose tests do not depend on the version of transformers. make test-4.57 leaves them out, except for
 # tests that are marked ``version``. A new test file is not in this list, so it runs on both versions.
 ANY_VERSION = {
-    *("architecture", "benchmarks", "checkpoint", "cli", "convert_job", "converted_repository", "docs"),
+    *("architecture", "benchmarks", "cli", "convert_job", "converted_repository", "docs"),
     *("evaluation_tasks", "families_command", "family_details", "faults", "hostile", "hub", "input_limit"),
     *("inspect", "install", "manifest", "notebook", "oldest_onnxruntime", "onnx_calibrate", "onnx_concave"),
     *("onnx_example", "onnx_export", "onnx_genai", "onnx_quantise", "onnx_refusals", "onnx_server"),
     *("onnx_sessions", "onnx_tasks", "onnx_validation", "outputs", "overrides", "pictures", "placement"),
-    *("push", "refusals", "scaling", "slopes", "staging", "tensor_names", "transfer", "weights"),
+    *("push", "refusals", "scaling", "slopes", "staging", "stored_tensors", "transfer", "weights"),
 }
 
 Pristine = Callable[..., Path]

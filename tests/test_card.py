@@ -20,7 +20,8 @@ from transformers import AutoModel
 from transformers.pytorch_utils import Conv1D
 
 from converter import convert
-from converter.result.card import with_place
+from converter.result.card.examples import literal
+from converter.result.card.update import with_place
 from tests import forks, tiny
 from tests.conftest import RunCli, edit_json
 from tests.onnx_graphs import exported
@@ -202,6 +203,25 @@ def test_vllm(tmp_path: Path, family: str, head: Any, options: dict[str, Any], s
     there = with_place(card, "me/long", "8k")
     assert "./out" not in there.partition("## How it was made")[0]
     assert ("vllm serve me/long --revision 8k --max-model-len" in there) == ("vllm serve ./out" in card)
+
+
+@pytest.mark.parametrize("first", ["./out", './it\'s "mine"', "./a\\b", "me/first"])
+@pytest.mark.parametrize("spelled", [literal, repr], ids=["now", "before"])
+def test_a_card_gets_another_place_more_than_once(
+    tmp_path: Path, first: str, spelled: Callable[[str], str]
+) -> None:
+    """As a repository does that was pushed, downloaded and pushed again; old cards quote it otherwise."""
+    convert(
+        of_head("jina_bert", "Model")(tmp_path / "source"), tmp_path / "out", train_length=24, verify=False
+    )
+    direct = with_place((tmp_path / "out/README.md").read_text(), "me/last", "v2")
+    card = with_place((tmp_path / "out/README.md").read_text(), first)
+    card = card.replace(f"({literal(first)},", f"({spelled(first)},")
+    assert card.count(f"({spelled(first)}, trust_remote_code=True)") == 3
+    for revision in ("v1", None, "v2"):
+        card = with_place(card, "me/last", revision)
+        assert with_place(card, "me/last", revision) == card
+    assert card == direct
 
 
 @pytest.mark.parametrize(

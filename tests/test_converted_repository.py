@@ -19,7 +19,8 @@ import converter
 from converter import convert
 from converter._version import TESTED
 from converter.families.family import HEADS
-from converter.result.card import describe, read_origin
+from converter.result.card.facts import Facts, read_origin
+from converter.result.card.sections import describe
 from converter.result.converted import open_converted
 from converter.source.open import open_folder
 from converter.source.tokenizer import Tokenizer
@@ -255,8 +256,8 @@ def test_what_of_the_source_s_card_is_kept(
         (tmp_path / "README.md").write_bytes(readme)
     repository = open_converted(converted)
     source = replace(repository, source=open_folder(tmp_path), provenance=None)
-    text = describe(
-        repository,
+    facts = Facts(
+        result=repository,
         origin=read_origin(source, None),
         tokenizer=Tokenizer(),
         sentence_encoder=None,
@@ -268,7 +269,7 @@ def test_what_of_the_source_s_card_is_kept(
         checks=[],
         picture=False,
     )
-    card = ModelCard(text)
+    card = ModelCard(describe(facts))
     own = {"pipeline_tag": "text-generation", "library_name": "transformers"}
     assert card.data.to_dict() == own | {"tags": ["alibi", "ntk-alibi", "custom_code"]} | kept
     assert "Old card" not in card.text

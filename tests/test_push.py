@@ -1,7 +1,8 @@
-"""Converted repositories to the Hub: the command line and the real client, against a Hub of our own."""
+"""Pushes, alone and with the conversion: the command line and the real client, against a Hub of our own."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sys
@@ -17,7 +18,7 @@ from converter.conversion import convert
 from converter.onnx.export import export
 from converter.result import manifest
 from tests import forks
-from tests.conftest import Run, edit_json, fingerprint
+from tests.conftest import Pristine, Run, edit_json, fingerprint
 from tests.hub_server import (
     AS_USERS_DO,
     IMPATIENT,
@@ -34,7 +35,8 @@ from tests.patched import CHECKED
 from tests.test_foreign_code import UNSEEN
 from tests.test_manifest import TAMPERED, cut, flip
 
-ID = "ada/bloom-ntk"
+SOURCE, ID = "org/tiny-bloom", "ada/bloom-ntk"
+CONVERT = (SOURCE, "--scale", "2", "--out", "out")
 GIT, CARD = ".gitattributes", "README.md"
 MANIFEST = manifest.MANIFEST
 SHARDS = [f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)]
@@ -51,6 +53,15 @@ def converted(pristine: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     place = tmp_path_factory.mktemp("converted") / "out"
     convert(pristine("bloom", sharded=True), place, scale=2, verify=False)
     return place
+
+
+@pytest.fixture
+def source(pristine: Pristine, hub: HubServer) -> Path:
+    """A checkpoint on the Hub; do not change it."""
+    folder = pristine("bloom")
+    hub.accounts[TOKEN] = Account("ada", ("LAB",))
+    hub.commit(SOURCE, folder)
+    return folder
 
 
 @pytest.fixture
@@ -224,7 +235,7 @@ def test_something_else_is_refused(
     other = Path(shutil.copytree(out, tmp_path / "other"))
     CLASHES[clash](other)
     hub.commit(ID, other)
-    begins = ["a new branch begins as the default one"] if "new" in words else []
+    begins = ["new branch"] if "new" in words else []
     refused(push(*words), ID, clash, "--overwrite", *begins)
     assert sent(hub) == []
 
@@ -250,7 +261,7 @@ def test_an_update_of_the_same_model(hub: HubServer, push: Push, out: Path, tmp_
     edit_json(older / "config.json", {"hidden_size": 64, "n_embed": 64})  # another model of that name
     relist(older)
     hub.commit(ID, older)
-    refused(push(), ID, "holds something else")
+    refused(push(), ID, "--overwrite")
 
 
 @pytest.mark.parametrize("words", [[], ["--branch", "ntk"]])
@@ -285,36 +296,49 @@ def test_a_card_that_was_written_by_hand(
     assert pushed(hub) == contents(out) | mine
     assert run.json["kept"] == [*mine]
     assert run.json["files"].keys() == contents(out).keys() - mine.keys()
-    assert ("README.md, written by hand" in run.err) is not bool(words)
+    assert ("by hand" in run.err) is not bool(words)
     again = push("--json")
     assert (again.json["changed"], again.json["kept"]) == ([], [*mine])
     assert pushed(hub) == contents(out) | mine
 
 
+# A target that cannot be pushed to: what it is, its owner or reader, and words of the error.
+TARGETS: list[tuple[str, list[str], Account, tuple[str, ...]]] = [
+    # Who asks for the old name is sent on, to what may be the source.
+    ("ada/old", ["--overwrite"], ADA, ("ada/old", ID)),
+    (ID, ["--private"], ADA, (ID, "public", "--private")),
+    (ID, ["--branch", "v1"], ADA, ("v1", "tag")),
+    (ID, ["--create-pr", "--branch", "new"], ADA, (f"{ID} (branch new)", "--create-pr")),
+    ("ada/other", ["--create-pr"], ADA, ("ada/other", "--create-pr")),
+    ("grace/other", [], ADA, ("grace", "ada")),
+    ("ada/other", [], Account("ada", role="read"), ("read", "write access")),
+]
+NO_RIGHTS = ("ada/other", [], Account("grace", role="fineGrained"), ("403", "rights", "ada/other"))
+"""The Hub does not say where such a token may write, before something is sent."""
+
+
 @pytest.mark.parametrize(
-    ("to", "words", "account", "parts"),
+    ("converting", "to", "words", "account", "parts"),
     [
-        # Who asks for the old name is sent on, to what may be the source.
-        ("ada/old", ["--overwrite"], ADA, ("ada/old", f"was renamed to {ID}")),
-        (ID, ["--private"], ADA, (ID, "exists and is public")),
-        (ID, ["--branch", "v1"], ADA, ("v1 is a tag",)),
-        (ID, ["--create-pr", "--branch", "new"], ADA, (f"{ID} (branch new)", "--create-pr")),
-        ("ada/other", ["--create-pr"], ADA, ("ada/other", "--create-pr")),
-        ("grace/other", [], ADA, ("grace", "ada/other")),
-        ("ada/other", [], Account("ada", role="read"), ("can only read", "write access")),
-        ("ada/other", [], Account("grace", role="fineGrained"), ("403 Forbidden", "rights", "ada/other")),
+        *((False, *target) for target in (*TARGETS, NO_RIGHTS)),
+        *(pytest.param(True, *target, marks=pytest.mark.version) for target in TARGETS),
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("source")
 def test_targets_that_cannot_be(
     hub: HubServer,
     push: Push,
+    command: Command,
+    work: Path,
     tmp_path: Path,
+    converting: bool,
     to: str,
     words: list[str],
     account: Account,
     parts: tuple[str, ...],
 ) -> None:
+    """A conversion with a push, or its dry run, finds them before any work."""
     hub.accounts[TOKEN] = account
     first = theirs(hub, tmp_path / "theirs")
     hub.commit(ID, tmp_path / "theirs", tag="v1")
@@ -326,10 +350,16 @@ def test_targets_that_cannot_be(
             raise refusal
 
     hub.before = renamed
-    refused(push(*words, to=to), *parts, code=2 if "v1" in words else 1)
-    assert hub.repositories.keys() == {ID}
+    if converting:
+        run = command(*CONVERT, "--out", "new", "--push-to-hub", to, *words, "--dry-run", HF_TOKEN=TOKEN)
+        assert not (work / "new").exists()
+    else:
+        run = push(*words, to=to)
+    refused(run, *parts, code=2 if "v1" in words else 1)
+    assert hub.repositories.keys() == {ID, SOURCE}
     assert hub.repositories[ID].refs == {"main": first, "v1": first}
-    if account.role != "fineGrained":  # the Hub does not say where such a token may write
+    assert "model.safetensors" not in hub.downloads()
+    if account.role != "fineGrained":
         assert sent(hub) == []
 
 
@@ -337,14 +367,14 @@ def test_a_gitignore_by_which_the_hub_would_leave_out_files(
     hub: HubServer, push: Push, tmp_path: Path
 ) -> None:
     theirs(hub, tmp_path / "theirs", {".gitignore": "*.json\n"})
-    refused(push("--overwrite"), ID, ".gitignore", "remove it there")
+    refused(push("--overwrite"), ID, ".gitignore")
     assert sent(hub) == []
 
 
 def test_a_commit_that_lacks_a_file(hub: HubServer, push: Push) -> None:
     """Because the Hub left it out in silence."""
     hub.lost.add("config.json")
-    refused(push(), ID, "config.json", "do not use it", ".gitignore", hub.repositories[ID].refs["main"])
+    refused(push(), ID, "config.json", ".gitignore", hub.repositories[ID].refs["main"])
     hub.lost.clear()
     assert push("-q").code == 0
     assert "config.json" in pushed(hub)
@@ -382,7 +412,7 @@ def test_somebody_else_writes_at_the_same_time(
     assert hub.repositories[ID].refs == expected
     again = push(*words)
     if "--private" in words:
-        refused(again, ID, "exists and is public")
+        refused(again, ID, "--private")
     else:
         assert again.code == 0, again.err
 
@@ -549,7 +579,7 @@ def test_a_hub_that_asks_to_wait_for_a_day(hub: HubServer, push: Push, header: s
         raise refusal
 
     hub.before = refuse
-    refused(push(), "the Hub asks to wait 86400 seconds", "again")
+    refused(push(), "86400 seconds", "again")
 
 
 def test_a_hub_that_asks_to_wait_for_seconds_is_waited_for(hub: HubServer, push: Push, out: Path) -> None:
@@ -563,7 +593,7 @@ def test_a_hub_that_asks_to_wait_for_seconds_is_waited_for(hub: HubServer, push:
     asked: list[Request] = []
     hub.before = refuse_once
     done = push(start=IMPATIENT)
-    assert "asks to wait 60 seconds" in done.err
+    assert "60 seconds" in done.err
     assert done.code == 0
     assert pushed(hub) == contents(out)
 
@@ -582,3 +612,140 @@ def test_a_silent_hub_is_left(hub: HubServer, push: Push) -> None:
     assert said == "waiting for the Hub ..."
     assert "timed out" in error
     assert done.code == 1
+
+
+# Conversion and push as one command, which depend on the version of transformers
+
+
+@pytest.mark.version
+def test_from_the_hub_to_the_hub(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(pristine("bloom", sharded=True), tmp_path / "source"))
+    (source / CARD).write_text("---\nlicense: bigscience-bloom-rail-1.0\n---\n# Tiny\n")
+    hub.commit(SOURCE, source)
+    hub.accounts[TOKEN] = Account("ada")
+    run = command(*CONVERT, "--push-to-hub", ID, "--private", HF_TOKEN=TOKEN)
+    assert run.code == 0, run.err
+    repository = hub.repositories[ID]
+    assert run.out.splitlines() == [str(work / "out"), f"{hub.endpoint}/{ID}"]
+    assert repository.refs["main"] in run.err
+    assert "slopes" in run.err
+    assert "%|" not in run.err
+    assert repository.private
+    there = pushed(hub)
+    assert there == contents(work / "out")
+    for line in (f"base_model: {SOURCE}", "license: bigscience-bloom-rail-1.0"):
+        assert line in there[CARD].decode()
+    for path in source.glob("*.safetensors"):
+        assert there[path.name] == path.read_bytes()
+    assert not [name for name, data in hub.files(ID).items() if TOKEN.encode() in data]
+
+    # What is there is as it would be, so that the same once more is no commit.
+    again = command("push", "out", ID, "--json", start=UNVERIFIED, HF_TOKEN=TOKEN)
+    assert again.code == 0, again.err
+    assert (again.json["changed"], again.json["commit"]) == ([], repository.refs["main"])
+    more = command(ID, "--scale", "4", "--out", "again", "--push-to-hub", ID, HF_TOKEN=TOKEN)
+    assert more.code == 0, more.err
+    assert json.loads(hub.files(ID)["config.json"])["alibi_scaling"]["factor"] == 4
+
+
+@pytest.mark.version
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize(
+    ("held", "words", "part"),
+    [
+        (None, [], ""),
+        (None, ["--push-to-hub", "Lab/x"], ""),
+        (None, ["--push-to-hub", SOURCE.upper()], SOURCE.upper()),
+        (None, ["--token", "hf_unknown_secret"], "401"),
+        (None, ["HF_TOKEN="], "write access"),
+        (CARD, [], ""),
+        ("onnx/old.onnx", [], "onnx/old.onnx"),
+        ("onnx/old.onnx", ["--overwrite"], ""),
+        ("onnx/old.onnx", ["--branch", "new"], "new branch"),
+    ],
+)
+def test_the_target_is_checked_before_the_work(
+    hub: HubServer,
+    command: Command,
+    work: Path,
+    tmp_path: Path,
+    held: str | None,
+    words: list[str],
+    part: str,
+) -> None:
+    """A dry run checks it too, and pushes nothing."""
+    if held is not None:
+        (tmp_path / "held" / held).parent.mkdir(parents=True)
+        (tmp_path / "held" / held).write_text("theirs")
+        hub.commit(ID, tmp_path / "held")
+    before = {name: repository.refs.copy() for name, repository in hub.repositories.items()}
+    token = TOKEN
+    if "HF_TOKEN=" in words:
+        words, token = [], ""
+    run = command(*CONVERT, "--push-to-hub", ID, *words, "--dry-run", HF_TOKEN=token)
+    assert run.code == bool(part), run.err
+    assert part in run.err
+    assert run.err.count("\n") == bool(part)
+    assert {name: repository.refs for name, repository in hub.repositories.items()} == before
+    assert list(work.iterdir()) == []
+    assert "model.safetensors" not in hub.downloads()
+
+
+@pytest.mark.version
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--push-to-hub", ID, "--no-verify"], "verified"),
+        (["--private"], "--push-to-hub"),
+        (["--branch", "b"], "--push-to-hub"),
+        (["--create-pr"], "--push-to-hub"),
+    ],
+)
+def test_options_that_contradict_each_other(here: Command, work: Path, words: list[str], part: str) -> None:
+    refused(here("source", "--scale", "2", "--out", "out", *words), part, code=2)
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.version
+@pytest.mark.usefixtures("source")
+def test_a_push_that_fails_leaves_the_result(hub: HubServer, command: Command, work: Path) -> None:
+    def refuse(request: Request) -> None:
+        if request.path.endswith("/commit/main"):
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the repository is full")
+
+    hub.before = refuse
+    run = command(*CONVERT, "--push-to-hub", ID, start=UNVERIFIED, HF_TOKEN=TOKEN)
+    refused(run, "the repository is full", f"ntk-convert push {work / 'out'} {ID}")
+    hub.before = None
+    assert command("push", "out", ID, start=UNVERIFIED, HF_TOKEN=TOKEN).code == 0
+
+
+FULL_DISK = """
+import shutil, sys
+usage = shutil.disk_usage("/")
+free = int(sys.argv.pop(1))
+shutil.disk_usage = lambda path: usage._replace(free=free)
+from converter.cli import main
+main()
+"""
+
+
+@pytest.mark.version
+def test_a_disk_without_room_is_refused_before_the_download(
+    source: Path, hub: HubServer, environment: dict[str, str], work: Path
+) -> None:
+    """Room for the download alone, on a disk that the result goes to as well."""
+    free = (source / "model.safetensors").stat().st_size + (16 << 20)
+    words = [sys.executable, "-c", FULL_DISK, str(free), *CONVERT, "--no-verify"]
+    run = forks.run(words, env=environment, cwd=work, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "download and result need" in run.stderr
+    assert "model.safetensors" not in hub.downloads()
+    assert list(work.iterdir()) == []
+    words[3] = str(2 * free)
+    assert forks.run(words, env=environment, cwd=work, capture_output=True).returncode == 0
+    # The cache has it now, so there must be room for the result alone.
+    words[3] = str((16 << 20) + sum(path.stat().st_size for path in source.iterdir()))
+    assert forks.run([*words, "--overwrite"], env=environment, cwd=work, capture_output=True).returncode == 0

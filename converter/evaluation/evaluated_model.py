@@ -31,9 +31,9 @@ from converter.evaluation.results import OTHER_CODE
 from converter.evaluation.runner import Hardware, complete, losses
 from converter.families.templates import templates_folder
 from converter.model.alibi import AlibiModel
+from converter.model.card_text import auto_class
 from converter.model.model import Model
 from converter.model.open import open_model
-from converter.model.words import auto_class
 from converter.plan import decide, write
 from converter.progress import Advance
 from converter.result.again import weights_of

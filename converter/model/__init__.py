@@ -5,5 +5,5 @@ alibi.py      with ALiBi: its slopes are scaled by modeling code that is copied 
 rotary.py     with rotary positions: they are scaled by config.json alone
 open.py       from a folder or a Hub id to a Model
 overrides.py  the user's values for keys of a source's config.json
-words.py      what a card says of it
+card_text.py  what a result's card says of its scaling
 """

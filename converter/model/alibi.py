@@ -16,8 +16,8 @@ from converter.families import SLOPES, Family
 from converter.families.checks import check_wrapper
 from converter.families.family import UNREAD
 from converter.model import alibi_config
+from converter.model.card_text import CardText, alibi_card_text
 from converter.model.model import Model
-from converter.model.words import Words, alibi_words
 from converter.scaling.penalty import Penalty
 from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength
 from converter.scaling.scaling import CONCAVE, DYNAMIC_REACH, Scaling, rows, stretched
@@ -324,8 +324,8 @@ class AlibiModel(Model):
         return notes
 
     @property
-    def words(self) -> Words:
-        return alibi_words(self.family, self.scaling, self.result_config)
+    def card_text(self) -> CardText:
+        return alibi_card_text(self.family, self.scaling, self.result_config)
 
 
 def _tokens_under(key: str, config: Config) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from converter.config import Config, Geometry, Provenance, ResultConfig, SourceConfig, with_value
 from converter.errors import SourceError, UnsupportedModel, UsageError, option
 from converter.families.checks import quantisation_sign
-from converter.model.words import Words
+from converter.model.card_text import CardText
 from converter.rotary.settings import Change
 from converter.scaling.request import Defaults, Request, TrainLength
 from converter.scaling.scaling import UNSCALED, Scaling
@@ -122,8 +122,8 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def words(self) -> Words:
-        """The texts for a result's card."""
+    def card_text(self) -> CardText:
+        """What a result's card says of its scaling."""
 
     # What only one of them has.
 

@@ -10,8 +10,8 @@ from converter.config import PROVENANCE, Config, Geometry, without_implementatio
 from converter.errors import SourceError, UsageError
 from converter.families.checks import QUANTISED_KEYS
 from converter.model import rotary_config
+from converter.model.card_text import CardText, auto_class, task
 from converter.model.model import Model
-from converter.model.words import Words, auto_class, task
 from converter.rotary import settings
 from converter.rotary.settings import Change, Rotary
 from converter.scaling.frequencies import Frequencies
@@ -112,16 +112,16 @@ class RotaryModel(Model):
         return settings.change(self.rotary, scaling)
 
     @property
-    def words(self) -> Words:
+    def card_text(self) -> CardText:
         scaling = self.scaling
         how = f"scaled for longer contexts: {scaling}" if scaling.method != "none" else "not scaled at all"
-        return Words(
-            kind="rotary",
-            scaled=f"rotary positions {how}; {self.change(scaling)}",
-            differs="`config.json` differs",
-            notes=NOTES + DYNAMIC_NOTES * bool(scaling.dynamic),
+        return CardText(
+            position_kind="rotary",
+            scaled_positions=f"rotary positions {how}; {self.change(scaling)}",
+            differences="`config.json` differs",
+            loading_notes=NOTES + DYNAMIC_NOTES * bool(scaling.dynamic),
             auto_class=auto_class(self.result_config),
             task=task(self.result_config),
             tags=("rope", "ntk-rope"),
-            code=False,
+            has_code=False,
         )

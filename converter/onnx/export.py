@@ -32,7 +32,7 @@ from converter.onnx.files import (
 from converter.onnx.options import INTEGER, OnnxOptions
 from converter.onnx.requirements import check_installed, for_task, graph_pooling
 from converter.result import manifest
-from converter.result.card import GRAPHS, with_section
+from converter.result.card.update import GRAPHS, with_section
 from converter.result.converted import open_converted
 from converter.result.staging import check_space, workspace
 from converter.source.sentence_transformers import Pooling

@@ -13,7 +13,7 @@ from converter.interrupts import Interrupted
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
 from converter.publish.hub import BRANCH, Hub, Target, same
 from converter.publish.older import find_older
-from converter.result.card import by_hand, with_place
+from converter.result.card.update import is_by_hand, with_place
 from converter.source.hub import DEFAULT_REVISION
 from converter.source.source import CARD
 
@@ -147,7 +147,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     target = target or hub.create(options.branch, private=options.private)
     kept = []
     if CARD in changed and CARD in target.files and not options.overwrite:
-        kept = [CARD] if by_hand(hub.read(CARD, target.head)) else []
+        kept = [CARD] if is_by_hand(hub.read(CARD, target.head)) else []
     changed = [name for name in changed if name not in kept]
     commit, pull_request = hub.commit(
         target,

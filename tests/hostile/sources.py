@@ -203,7 +203,7 @@ def sparse(dtype: str, name: str, size: int, family: str) -> Make:
 
 NASTY_NAMES = ("a\nerror: forged", "\x1b[2J\x07", "\ud800", "a\x00b", "x" * (1 << 20), "", "../../outside/x")
 MANY = b"{" + b",".join(b'"a%d":{}' % number for number in range(300_000))
-# What test_checkpoint.py does not have: more than the memory or the disk holds, names, and other formats.
+# What test_stored_tensors.py does not have: more than the memory or the disk holds, names, and other formats.
 HEADERS: list[Make] = [
     *(put(WEIGHTS, raw) for raw in (b"", bytes(8), b"\x80\x02cos\nsystem\n(S'touch ran'\ntR.")),
     *(put(WEIGHTS, framed(GOOD, length=length)) for length in (1 << 20, (1 << 64) - 1, len(GOOD) + 1)),

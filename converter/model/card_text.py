@@ -1,4 +1,4 @@
-"""The texts about the scaling in the card of a converted repository."""
+"""What a model says of its scaling in the card of a converted repository."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ limit."""
 
 
 @dataclass(frozen=True)
-class Words:
-    kind: str
-    """The kind of positions, for the title: "ALiBi"."""
-    scaled: str
-    """What was scaled and how, after "with its": "ALiBi slopes scaled for ..."."""
-    differs: str
-    """What differs from the source, after "only"."""
-    notes: str
+class CardText:
+    position_kind: str
+    """For the title: "ALiBi" or "rotary"."""
+    scaled_positions: str
+    """What was scaled and how; continues "This is SOURCE with its": "ALiBi slopes scaled for ..."."""
+    differences: str
+    """What differs from the source; continues "only": "`config.json` differs"."""
+    loading_notes: str
     """Notes on loading and use."""
     auto_class: str
     """The auto class of transformers that loads the result."""
     task: str | None
     """What the Hub calls its task, such as ``text-generation``; None for a class without one."""
     tags: tuple[str, ...]
-    code: bool
+    has_code: bool
     """Whether loading the result runs code of the repository."""
 
 
-def alibi_words(family: Family, scaling: Scaling, config: Config) -> Words:
+def alibi_card_text(family: Family, scaling: Scaling, config: Config) -> CardText:
     """The texts for scaled ALiBi slopes; ``config`` is the result's."""
     stock_class = config["architectures"][0].removeprefix("Ntk")
     what = "ALiBi slopes" if scaling.power is None else "ALiBi penalty"
@@ -52,15 +52,15 @@ def alibi_words(family: Family, scaling: Scaling, config: Config) -> Words:
     notes = TRUST + (STOCK_NOTES.format(stock_class=stock_class) if family.stock else OWN_NOTES)
     if scaling.float16_length is not None:
         notes += FLOAT16_NOTE.format(tokens=scaling.float16_length)
-    return Words(
-        kind="ALiBi",
-        scaled=f"{what} {how}",
-        differs="the attention's code and `config.json` differ",
-        notes=notes,
+    return CardText(
+        position_kind="ALiBi",
+        scaled_positions=f"{what} {how}",
+        differences="the attention's code and `config.json` differ",
+        loading_notes=notes,
         auto_class=auto_class(config),
         task=task(config),
         tags=("alibi", "ntk-alibi", "custom_code"),
-        code=True,
+        has_code=True,
     )
 
 

@@ -1,0 +1,96 @@
+"""Changes to a card that exists, which keep its owner's text.
+
+A card is a front matter, an introduction, and sections that begin with a title of the second level.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from converter.result.card.examples import LOADING, literal, serve_command
+from converter.result.card.metadata import read_front_matter, split_front_matter
+from converter.result.card.sections import SECTIONS, SIGNATURE
+
+GRAPHS = "ONNX"
+"""Title of the section that an export adds."""
+ADDED = "Longer contexts"
+"""Title of the section about the conversion in a card that somebody else wrote."""
+SIGNED = re.compile(rf"^{SIGNATURE} \S", re.MULTILINE)
+"""Matches a card that a conversion wrote or added to. Older versions wrote no other mark."""
+
+
+def with_kept_text(fresh: str, older: str) -> str:
+    """The card of a repository that is converted again: ``fresh`` describes the result.
+
+    An older card that a conversion wrote is replaced, but the sections that somebody added are kept. Any
+    other card keeps its text, and gets the fresh one as a section. A section about graphs goes, since graphs
+    are not copied.
+    """
+    older = _without_section(older, GRAPHS)
+    _, body = split_front_matter(older)
+    if not body.strip():
+        return fresh
+    if SIGNED.search(body) and f"\n## {ADDED}\n" not in body:
+        return _with_added_sections(fresh, body)
+    return _with_section_on_conversion(older, fresh)
+
+
+def with_section(card: str, title: str, text: str) -> str:
+    """A card with one more section at its end, which replaces an older one of the same title."""
+    rest = _without_section(card, title).rstrip("\n")
+    return f"{rest}\n\n## {title}\n\n{text}"
+
+
+def with_place(card: str, place: str, revision: str | None = None) -> str:
+    """A card whose examples load the model from another folder or Hub id, or from its branch ``revision``.
+
+    A card that no conversion wrote stays as it is.
+    """
+    found = LOADING.search(card)
+    if found is None or not SIGNED.search(card):
+        return card
+    arguments = literal(place)
+    if revision:
+        arguments += f", revision={literal(revision)}"
+    # All calls that name this place, spelled as here: older versions wrote other quotation marks.
+    older_call = re.compile(rf"\({re.escape(found['arguments'])}(?=[,)])")
+    card = older_call.sub(lambda _: f"({arguments}", card)
+    older_place, older_revision = ast.literal_eval(found["place"]), None
+    if found["revision"]:
+        older_revision = ast.literal_eval(found["revision"])
+    older_command = serve_command(older_place, older_revision)
+    return card.replace(f"\n{older_command} ", f"\n{serve_command(place, revision)} ")
+
+
+def is_by_hand(card: bytes) -> bool:
+    """Whether a card has text, and none that a conversion wrote."""
+    text = card.decode(errors="replace")
+    _, body = split_front_matter(text)
+    return bool(body.strip()) and not SIGNED.search(text)
+
+
+def _with_added_sections(fresh: str, older_body: str) -> str:
+    """The fresh card with those sections of an older one that ``describe`` does not write."""
+    _, *sections = re.split(r"^## ", older_body, flags=re.MULTILINE)
+    for section in sections:
+        title, _, text = section.partition("\n")
+        if title not in SECTIONS:
+            fresh = with_section(fresh, title, f"{text.strip()}\n")
+    return fresh
+
+
+def _with_section_on_conversion(older: str, fresh: str) -> str:
+    """Somebody's card with the fresh one as a section, and with the fresh front matter."""
+    header, body = split_front_matter(older)
+    fresh_header, fresh_body = split_front_matter(fresh)
+    # Front matter that cannot be read stays as it is.
+    if not header or read_front_matter(older):
+        header = fresh_header
+    _, _, text = fresh_body.strip().partition("\n")  # without the title
+    text = re.sub("^##", "###", text.strip(), flags=re.MULTILINE)
+    return header + with_section(body, ADDED, f"{text}\n")
+
+
+def _without_section(card: str, title: str) -> str:
+    return re.sub(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", "", card, flags=re.DOTALL)

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from converter.config import Config
 from converter.families import Family
 from converter.families.family import TASKS
-from converter.scaling.scaling import Scaling
+from converter.scaling.scaling import Method, Scaling, number_text
 
 TRUST = "Loading needs `trust_remote_code=True` and fails without it. "
+CODE_NOTE = """
+
+The code is that of ntk-convert, under the Apache License 2.0. The head of `{module}` says what each
+file does, what it imports, and what it opens."""
+METHODS: Mapping[Method, str] = {
+    "ntk": "The head that sees the nearest keys stays as trained, and the one that sees the farthest sees "
+    "farther by the factor; the others lie between.",
+    "ntk-published": "The first head stays as trained, and the last one sees farther by the factor; the "
+    "others lie between, by their number.",
+    "by-parts": "Heads that see up to {start} tokens stay as trained, and those that see {end} or more see "
+    "farther by the factor.",
+    "linear": "Every head sees farther by the factor.",
+    "concave": "Up to the trained length nothing changes. Beyond, near keys cost what they cost in training, "
+    "and far ones less.",
+    "fitted": "How much farther each head sees was fitted.",
+}
+"""What a scaling does to the heads, for a reader who does not know it."""
+DYNAMIC = {
+    "length": "The factor is 1 up to the trained length, and then grows with the text.",
+    "position": "The factor is 1 up to the trained length, and then grows with the place of the token that looks "
+    "back.",
+}
+"""What the factor of a dynamic scaling grows with."""
 STOCK_NOTES = """\
 **Do not load this repository
 with the stock class** (`{stock_class}.from_pretrained(...)`): transformers then only warns about the
@@ -31,6 +55,8 @@ class CardText:
     """For the title: "ALiBi" or "rotary"."""
     scaled_positions: str
     """What was scaled and how; continues "This is SOURCE with its": "ALiBi slopes scaled for ..."."""
+    explanation: str
+    """What the scaling does, in sentences; empty for an unscaled model."""
     differences: str
     """What differs from the source; continues "only": "`config.json` differs"."""
     loading_notes: str
@@ -50,11 +76,13 @@ def alibi_card_text(family: Family, scaling: Scaling, config: Config) -> CardTex
     what = "ALiBi slopes" if scaling.power is None else "ALiBi penalty"
     how = f"scaled for longer contexts: {scaling}" if scaling.scaled else "not scaled at all"
     notes = TRUST + (STOCK_NOTES.format(stock_class=stock_class) if family.stock else OWN_NOTES)
+    notes += CODE_NOTE.format(module=f"modeling_{family.model_type}.py")
     if scaling.float16_length is not None:
         notes += FLOAT16_NOTE.format(tokens=scaling.float16_length)
     return CardText(
         position_kind="ALiBi",
         scaled_positions=f"{what} {how}",
+        explanation=explain(scaling),
         differences="the attention's code and `config.json` differ",
         loading_notes=notes,
         auto_class=auto_class(config),
@@ -62,6 +90,19 @@ def alibi_card_text(family: Family, scaling: Scaling, config: Config) -> CardTex
         tags=("alibi", "ntk-alibi", "custom_code"),
         has_code=True,
     )
+
+
+def explain(scaling: Scaling) -> str:
+    """What a scaling does, in one or two sentences; empty without one."""
+    if not scaling.scaled:
+        return ""
+    text = METHODS[scaling.method]
+    if scaling.ramp is not None:
+        start, end = scaling.ramp
+        text = text.format(start=number_text(start), end=number_text(end))
+    if scaling.dynamic and scaling.power is None:
+        text += f" {DYNAMIC[scaling.dynamic]}"
+    return text
 
 
 def task(config: Config) -> str | None:

@@ -118,6 +118,7 @@ class RotaryModel(Model):
         return CardText(
             position_kind="rotary",
             scaled_positions=f"rotary positions {how}; {self.change(scaling)}",
+            explanation="",  # ``change`` says it in numbers
             differences="`config.json` differs",
             loading_notes=NOTES + DYNAMIC_NOTES * bool(scaling.dynamic),
             auto_class=auto_class(self.result_config),

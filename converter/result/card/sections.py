@@ -70,8 +70,10 @@ def _introduction(facts: Facts) -> str:
     blocks = [
         f"# {name}, {title}",
         f"This is [{name}]({link}) with its {text.scaled_positions}.\n{_what_was_changed(facts)}",
-        _table(facts),
     ]
+    if text.explanation:
+        blocks.append(text.explanation)
+    blocks.append(_table(facts))
     if facts.picture:
         blocks.append(f"![{text.position_kind}: stock beside scaled, head by head]({PICTURE})")
     return "\n\n".join(blocks)

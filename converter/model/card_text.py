@@ -31,8 +31,8 @@ METHODS: Mapping[Method, str] = {
 """What a scaling does to the heads, for a reader who does not know it."""
 DYNAMIC = {
     "length": "The factor is 1 up to the trained length, and then grows with the text.",
-    "position": "The factor is 1 up to the trained length, and then grows with the place of the token that looks "
-    "back.",
+    "position": "The factor is 1 up to the trained length, and then grows with the place of the token that "
+    "looks back.",
 }
 """What the factor of a dynamic scaling grows with."""
 STOCK_NOTES = """\

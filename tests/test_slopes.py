@@ -201,7 +201,7 @@ def test_the_largest_factor_and_rate_are_exact_in_float32(method: Any, basis: st
     alibi = ntk_alibi.Alibi(stock, {"type": method, **({"factor": largest} if basis is None else grows)})
     factor = largest if basis is None else largest * LONGEST
     expected = scaled_slopes(np.array(stock), method, factor)
-    found = alibi.at(torch.tensor([[last]]))[0, 0, :, 0]
+    found = alibi.slopes_at(torch.tensor([[last]]))[0, 0, :, 0]
     np.testing.assert_allclose(found.double(), expected, rtol=1e-5)
     channels = ntk_alibi.query_channels(found, 1 / 16)
     both = channels[..., 0].bfloat16().double() + channels[..., 3].bfloat16().double()

@@ -151,8 +151,8 @@ class Alibi:
 
         s * a ** u * q.k - m * a ** -t * (i - j)
 
-    The factor a of a static scaling is a constant. That of a dynamic one grows with the number of tokens, so
-    each forward pass computes it.
+    The factor a of a static scaling is a constant. That of a dynamic one grows with the tokens of the row
+    ("length") or those that a query sees ("position"), so each forward pass computes it.
 
     Do not change an instance: its slopes are copied to a device once and reused. Make a new one.
 
@@ -178,9 +178,9 @@ class Alibi:
     dynamic: str | None
     """What the factor a grows with: "length" or "position"; None if it does not."""
     train_length: float
-    """Of a dynamic scaling, the number of tokens up to which its factor is 1."""
+    """Of a dynamic scaling or a concave penalty, the trained length in tokens."""
     rate: float
-    """Of a dynamic scaling, what its factor grows by with every ``train_length`` tokens."""
+    """Of a dynamic scaling, whose factor a is ``rate * tokens / train_length``, and at least 1."""
     power: int | None
     """Of a concave penalty, which is not a scaled slope: its channels are in ntk_concave.py."""
 

@@ -106,6 +106,7 @@ def plan_attention(
             check_float16(alibi, longest_document(positions, keywords, cache), scaling)
         of_queries = concave_query_channels(alibi, positions.queries, scaling, dtype)
         of_keys = concave_key_channels(alibi, positions.keys, positions.real, dtype)
+        # Given positions may be beyond the trained length; counted ones are known.
         if position_ids is None and leaves_out_curve(alibi, cache):
             of_queries = of_queries[..., :FOLDED_CHANNELS]
     factors = alibi.query_factors(positions.queries, positions.lengths)
@@ -138,7 +139,7 @@ def longest_document(positions: Positions, keywords: Mapping[str, Any], cache: C
 
 
 def leaves_out_curve(alibi: Alibi, cache: CacheState) -> bool:
-    """Whether attention leaves out the channels of a concave penalty's curve, for counted positions.
+    """Whether attention leaves out the channels of a concave penalty's curve, if positions are counted.
 
     The curve is 0 where no query sees more tokens than in training. With heads of the same size, kernels then
     give the same bits as without a scaling. A traced pass stands for longer texts, too.

@@ -2,7 +2,7 @@
 # Copyright 2026 the ntk-convert authors
 """Configuration of a BLOOM checkpoint with scaled ALiBi slopes."""
 
-from .ntk_config import FOUR, NtkDecoderConfig
+from .ntk_config import NtkDecoderConfig, plan_name
 
 
 class NtkBloomConfig(NtkDecoderConfig):
@@ -15,8 +15,8 @@ class NtkBloomConfig(NtkDecoderConfig):
     base_model_tp_plan = {
         "h.*.self_attention.query_key_value": "colwise",
         "h.*.self_attention.dense": "rowwise",
-        f"h.*.mlp.dense_h_to_{FOUR}h": "colwise",
-        f"h.*.mlp.dense_{FOUR}h_to_h": "rowwise",
+        plan_name("h.*.mlp.dense_h_to_4h"): "colwise",
+        plan_name("h.*.mlp.dense_4h_to_h"): "rowwise",
     }
     defaults = {
         "vocab_size": 250880,

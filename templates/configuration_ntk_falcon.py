@@ -2,7 +2,7 @@
 # Copyright 2026 the ntk-convert authors
 """Configuration of a Falcon-RW (Falcon with ALiBi) checkpoint with scaled slopes."""
 
-from .ntk_config import FOUR, NtkDecoderConfig
+from .ntk_config import NtkDecoderConfig, plan_name
 
 
 class NtkFalconConfig(NtkDecoderConfig):
@@ -14,8 +14,8 @@ class NtkFalconConfig(NtkDecoderConfig):
     base_model_tp_plan = {
         "h.*.self_attention.query_key_value": "colwise",
         "h.*.self_attention.dense": "rowwise",
-        f"h.*.mlp.dense_h_to_{FOUR}h": "colwise",
-        f"h.*.mlp.dense_{FOUR}h_to_h": "rowwise",
+        plan_name("h.*.mlp.dense_h_to_4h"): "colwise",
+        plan_name("h.*.mlp.dense_4h_to_h"): "rowwise",
     }
     defaults = {
         "vocab_size": 65024,

@@ -3,12 +3,21 @@
 """Falcon-RW (Falcon with ALiBi) with scaled slopes.
 
 configuration_ntk_falcon.py, ntk_config.py  the keys of config.json
-modeling_ntk_falcon.py                      this file: what is the family's own
-ntk_alibi.py                                the formula: slopes, and how they are scaled
-ntk_concave.py                              another formula: near keys as trained, far ones closer
+modeling_ntk_falcon.py                      this file: the layers, which only this family has
+ntk_alibi.py                                the slopes, their scaling, and how attention applies them
+ntk_concave.py                              the concave penalty, for which config.json may ask instead
 ntk_decoder.py, ntk_heads.py                the forward pass, and the heads on top of it
-ntk_plan.py, ntk_attention.py               positions and masks of a pass, and attention with them
-ntk_modes.py, ntk_cache.py                  what plain generation does not need, and a faster cache
+ntk_plan.py, ntk_attention.py               positions and mask of a pass, and attention with them
+ntk_modes.py                                packed rows, 4-D masks, continuous batching
+ntk_cache.py                                a cache of keys and values that grows in place
+
+ntk-convert wrote these files. They are the same for every model of this family, and under the Apache License
+2.0. The weights, the tokenizer and their licence are those of the model that "ntk_convert" in config.json
+names. ntk_convert.json lists the size and SHA-256 of the files that were written, but not of itself and
+README.md. No code reads it.
+
+The code imports torch, transformers and Python's standard library. It opens no file and no connection, starts
+no process and runs no text as code: transformers itself reads config.json and the weights.
 """
 
 import torch

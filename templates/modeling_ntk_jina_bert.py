@@ -3,11 +3,20 @@
 """JinaBERT (Jina Embeddings v2) with scaled ALiBi slopes; supports both layouts.
 
 configuration_ntk_jina_bert.py, ntk_config.py  the keys of config.json
-modeling_ntk_jina_bert.py                      this file: what is the family's own
-ntk_alibi.py                                   the formula: slopes, and how they are scaled
-ntk_encoder.py                                 the forward pass
+modeling_ntk_jina_bert.py                      this file: the layers, which only this family has
+ntk_alibi.py                                   the slopes, and their scaling
+ntk_encoder.py                                 the forward pass, and `encode` for embeddings
 ntk_heads.py, ntk_encoder_heads.py             the heads on top of it
-ntk_symmetric.py, ntk_tiles.py                 attention, and a faster way on CPUs
+ntk_symmetric.py, ntk_tiles.py                 attention with the slopes, and its faster way on CPUs
+
+ntk-convert wrote these files. They are the same for every model of this family, and under the Apache License
+2.0. The weights, the tokenizer and their licence are those of the model that "ntk_convert" in config.json
+names. ntk_convert.json lists the size and SHA-256 of the files that were written, but not of itself and
+README.md. No code reads it.
+
+The code imports torch, transformers, NumPy and Python's standard library. It opens no file and no connection,
+starts no process and runs no text as code: transformers itself reads config.json and the weights, and for
+`encode` the tokenizer of this repository.
 """
 
 import torch

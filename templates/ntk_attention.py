@@ -57,8 +57,6 @@ class AlibiAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Causal ALiBi attention of the new tokens over all tokens.
 
-        In tensor parallelism, a process may have computed all heads or only its own; it goes on with its own.
-
         Args:
             query: [B, H, Q, D].
             key, value: [B, H or fewer (grouped), Q, D], of the new tokens.
@@ -70,43 +68,27 @@ class AlibiAttention(nn.Module):
             returns the attention weights [B, H, Q, K].
         """
         size = query.shape[-1]
-        row = self.layer_idx if len(plan.query_channels) > 1 else 0
-        channels = plan.query_channels[row]
-        factors = None if plan.query_factors is None else plan.query_factors[row]
-        if (mesh := plan.processes) is not None:
-            channels = own_heads(channels, mesh)
-            factors = None if factors is None else own_heads(factors, mesh)
-            if query.shape[1] == self.num_heads:
-                query, key, value = (own_heads(shared(part, mesh), mesh) for part in (query, key, value))
+        channels, factors = self.layer_channels(plan)
+        if plan.processes is not None:
+            query, key, value = self.divide_heads(query, key, value, plan.processes)
         if factors is not None:
             query = (query * factors[..., None]).to(query.dtype)  # rounded once
-        if not plan.fold_cached:
-            # Attention functions want one head size for all three, so the value is padded too.
-            key, value = fold(key, plan.key_channels), F.pad(value, (0, plan.key_channels.shape[-1]))
-        if past_key_values is not None:
-            places = {"cache_kwargs": {"cache_position": plan.slots}} if TAKES_SLOTS else {}
-            key, value = past_key_values.update(key, value, self.layer_idx, **places)
-            key, value = key[:, :, : plan.key_length], value[:, :, : plan.key_length]
-        keywords = dict(plan.keywords)
-        if UPDATES_PAGED and (paged := keywords.pop("cache", None)) is not None:
-            key, value = paged.update(key, value, self.layer_idx, keywords)  # changes the keywords too
-        if plan.fold_cached:
-            key, value = fold(key, plan.key_channels), F.pad(value, (0, plan.key_channels.shape[-1]))
-
         query = fold(query, channels)
+        key, value = self.folded_keys(key, value, plan, past_key_values)
+
+        keywords = dict(plan.keywords)
+        if UPDATES_PAGED and "cache" in keywords:  # continuous batching
+            paged_cache = keywords.pop("cache")
+            key, value = paged_cache.update(key, value, self.layer_idx, keywords)  # changes the keywords too
         if key.shape[-1] > query.shape[-1]:  # this pass leaves the curve's channels out, see ntk_plan.py
             key, value = key[..., : query.shape[-1]], value[..., : query.shape[-1]]
+        key, value = self.grouped_keys(query, key, value)
 
-        groups = query.shape[1] // key.shape[1]
-        # On the CPU, the kernel for shared heads sums a group's gradients in half precision.
-        if groups > 1 and key.device.type == "cpu" and (key.requires_grad or not CPU_KERNEL_TAKES_GROUPS):
-            key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
-            groups = 1
-        if self.num_key_value_groups != groups:
-            self.num_key_value_groups = groups  # attention functions read it here
-        name = plan.implementation
+        attention_function = eager_attention
+        if plan.implementation != "eager":
+            attention_function = FUNCTIONS[plan.implementation]
         with sdpa_kernels(query):
-            output, weights = (eager_attention if name == "eager" else FUNCTIONS[name])(
+            output, weights = attention_function(
                 self,
                 query,
                 key,
@@ -117,6 +99,76 @@ class AlibiAttention(nn.Module):
                 **keywords,
             )
         return output[..., :size].flatten(2), weights
+
+    def layer_channels(self, plan: AttentionPlan) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """This layer's channels of queries, and what to multiply its queries by; see ``AttentionPlan``."""
+        row = self.layer_idx
+        if len(plan.query_channels) == 1:  # one for all layers
+            row = 0
+        channels = plan.query_channels[row]
+        factors = None
+        if plan.query_factors is not None:
+            factors = plan.query_factors[row]
+        if plan.processes is not None:
+            channels = local_heads(channels, plan.processes)
+            if factors is not None:
+                factors = local_heads(factors, plan.processes)
+        return channels, factors
+
+    def divide_heads(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mesh: Any
+    ) -> tuple[torch.Tensor, ...]:
+        """This process's heads in tensor parallelism. Its projections computed all heads, or only these."""
+        if query.shape[1] != self.num_heads:
+            return query, key, value
+        return tuple(local_heads(sum_gradients(states, mesh), mesh) for states in (query, key, value))
+
+    def folded_keys(
+        self, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Folded keys and padded values of all tokens [B, heads, K, D + C]; the cache gets the new ones."""
+        if past_key_values is None:
+            return fold_keys(key, value, plan)
+        if plan.fold_cached:
+            key, value = self.update_cache(key, value, plan, past_key_values)
+            return fold_keys(key, value, plan)
+        key, value = fold_keys(key, value, plan)
+        return self.update_cache(key, value, plan, past_key_values)
+
+    def update_cache(
+        self, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan, past_key_values: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds the new keys and values to the cache; returns those of all tokens so far."""
+        if TAKES_SLOTS:
+            places = {"cache_position": plan.slots}
+            key, value = past_key_values.update(key, value, self.layer_idx, cache_kwargs=places)
+        else:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        # A static cache returns all that it can hold.
+        return key[:, :, : plan.key_length], value[:, :, : plan.key_length]
+
+    def grouped_keys(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values in as many heads as the attention function takes.
+
+        On the CPU, the kernel for shared heads sums a group's gradients in half precision.
+        """
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1 and key.device.type == "cpu" and (key.requires_grad or not CPU_KERNEL_TAKES_GROUPS):
+            key = key.repeat_interleave(groups, dim=1)
+            value = value.repeat_interleave(groups, dim=1)
+            groups = 1
+        if self.num_key_value_groups != groups:
+            self.num_key_value_groups = groups  # attention functions read it here
+        return key, value
+
+
+def fold_keys(
+    key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys with their channels, and values with as many zeros: attention functions want one size for both."""
+    return fold(key, plan.key_channels), F.pad(value, (0, plan.key_channels.shape[-1]))
 
 
 def eager_attention(
@@ -142,9 +194,9 @@ def eager_attention(
         Outputs [B, Q, H, D + C] and weights [B, H, Q, K].
     """
     groups = module.num_key_value_groups
-    key, value = (
-        states.repeat_interleave(groups, dim=1) if groups > 1 else states for states in (key, value)
-    )
+    if groups > 1:
+        key = key.repeat_interleave(groups, dim=1)
+        value = value.repeat_interleave(groups, dim=1)
     with torch.autocast(query.device.type, enabled=False):
         scores = torch.matmul(query.float(), key.float().transpose(-1, -2)) * scaling
     if attention_mask is not None and attention_mask.dtype == torch.bool:
@@ -181,15 +233,16 @@ def head_processes(layer: nn.Module) -> Any | None:
     return None
 
 
-def own_heads(states: torch.Tensor, mesh: Any) -> torch.Tensor:
+def local_heads(states: torch.Tensor, mesh: Any) -> torch.Tensor:
     """This process's part of states [B, heads, ...]. With fewer heads than processes, some have the same."""
-    heads, rank, size = states.shape[1], mesh.get_local_rank(), mesh.size()
-    first = rank * heads // size
-    return states[:, first : max((rank + 1) * heads // size, first + 1)]
+    heads, rank, processes = states.shape[1], mesh.get_local_rank(), mesh.size()
+    first = rank * heads // processes
+    last = max((rank + 1) * heads // processes, first + 1)
+    return states[:, first:last]
 
 
-def shared(states: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """The same states; each process will use some of their heads, so their gradients are added up."""
+def sum_gradients(states: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """The same states, whose gradients are added up over the processes: each will use some of their heads."""
     if not states.requires_grad:
         return states
     from torch.distributed.tensor import DTensor, Partial, Replicate

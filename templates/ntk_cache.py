@@ -22,8 +22,8 @@ UPDATES_PAGED = CACHE == "cache"
 # Up to transformers 5.3, a static cache has to be told the places of new tokens.
 TAKES_SLOTS = "cache_kwargs" in inspect.signature(Cache.update).parameters
 
-# Room is made for this part of the tokens, and for no fewer than this number.
-SHARE, LEAST = 16, 128
+# Room is made for a sixteenth of the tokens, and for no fewer than this number.
+ROOM_DIVISOR, LEAST_ROOM = 16, 128
 
 
 class GrowingLayer(DynamicLayer):
@@ -52,7 +52,7 @@ class GrowingLayer(DynamicLayer):
             self.keys, self.values = key_states, value_states
             return key_states, value_states
         if not self.has_room(seen + new):
-            tokens = seen + new + max(LEAST, (seen + new) // SHARE)
+            tokens = seen + new + max(LEAST_ROOM, (seen + new) // ROOM_DIVISOR)
             self.room = tuple(
                 states.new_empty(*states.shape[:2], tokens, states.shape[-1])
                 for states in (key_states, value_states)
@@ -97,6 +97,7 @@ class CacheState(NamedTuple):
     """What a forward pass finds in its cache."""
 
     used: bool
+    """Whether there is a cache, which may be empty."""
     seen: Any
     """Number of cached tokens: a tensor in compiled decoding over a static cache, else an int."""
     keys: int
@@ -109,25 +110,38 @@ class CacheState(NamedTuple):
     """Whether the cache rounds keys, so that they are folded after they leave it."""
 
     @property
-    def compiled(self) -> bool:
+    def static_in_graph(self) -> bool:
+        """Whether this is compiled decoding over a static cache, whose number of tokens is not known."""
         return isinstance(self.seen, torch.Tensor)
 
 
 def cache_state(config: Any, hidden_states: torch.Tensor, past_key_values: Any) -> CacheState:
-    """What the cache holds, and what it will hold."""
+    """What the cache holds, and what it will hold.
+
+    Raises:
+        ValueError: the cache holds heads without folded channels, as in prefix tuning.
+    """
     queries = hidden_states.shape[1]
+    new = torch.arange(queries, device=hidden_states.device)
+    if past_key_values is None:
+        return CacheState(used=False, seen=0, keys=queries, capacity=None, slots=new, quantised=False)
     layers = getattr(past_key_values, "layers", [])
-    seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
+    seen = past_key_values.get_seq_length()
     if isinstance(seen, torch.Tensor) and not torch.compiler.is_compiling():
         seen = int(seen)
     capacity = getattr(layers[0], "max_cache_len", None) if layers else None
     keys = capacity if isinstance(seen, torch.Tensor) else seen + queries
     quantised = any(hasattr(layer, "_quantize") for layer in layers)
-    stored = getattr(layers[0], "keys", None) if layers and not quantised else None
-    if isinstance(stored, torch.Tensor) and stored.dim() == 4 and stored.shape[-1] != config.head_dim:
+    if layers and not quantised:
+        check_head_size(config, layers[0])
+    return CacheState(True, seen, keys, capacity, new + seen, quantised)
+
+
+def check_head_size(config: Any, layer: Any) -> None:
+    """Raises ValueError if the cached keys of a layer, which may be None, are not of this model."""
+    keys = getattr(layer, "keys", None)
+    if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[-1] != config.head_dim:
         raise ValueError(
-            f"the cache holds heads of size {stored.shape[-1]}, but this model's have {config.head_dim}, "
+            f"the cache holds heads of size {keys.shape[-1]}, but this model's have {config.head_dim}, "
             "with channels for positions. Prefix tuning is not supported; use LoRA"
         )
-    slots = torch.arange(queries, device=hidden_states.device) + seen
-    return CacheState(past_key_values is not None, seen, keys, capacity, slots, quantised)

@@ -32,12 +32,12 @@ Shapes below: B rows, H heads, T tokens.
 import torch
 
 from .ntk_alibi import Alibi, key_channels, query_channels
+from .ntk_config import CURVE_CHANNELS
 
-# Channels of the curve, after those of the slope: 6 products of parts of c and u, 2 unused.
-CURVE_CHANNELS = 8
 # No dtype holds c and u exactly, so both are split into parts: c u = (c0 + c1 + c2) (u0 + u1 + u2). A part
 # has the 8 bits of bfloat16. Of the 9 products, the 6 largest are summed: a channel of the queries has the
-# part of c in the first line, and that of the keys the part of u below it.
+# part of c in the first line, and that of the keys the part of u below it. The curve's last 2 channels are
+# unused.
 QUERY_PARTS = (0, 0, 0, 1, 1, 2)
 KEY_PARTS = (0, 1, 2, 0, 1, 0)
 # A part in float16 has 11 bits, so two will do. But its range is small, so near keys and far keys have
@@ -75,9 +75,11 @@ def concave_query_channels(
         values: from ``Alibi.on``, for models that keep them on their device.
 
     Returns:
-        float32 [1, B or 1, H, T, CHANNELS + CURVE_CHANNELS], which ``dtype`` can hold.
+        float32 [1, B or 1, H, T, FOLDED_CHANNELS + CURVE_CHANNELS], which ``dtype`` can hold.
     """
-    slopes = (alibi.on(positions.device) if values is None else values)[0]
+    if values is None:
+        values = alibi.on(positions.device)
+    slopes = values[0]
     tokens = (positions + 1).clamp(min=1).float()[:, None]
     lines, curves = coefficients(slopes, tokens, alibi.train_length, alibi.power)
     # Up to the trained length the curve is 0, and the power of a larger ratio would leave float32's range.
@@ -105,7 +107,7 @@ def concave_key_channels(
         dtype: that of the keys in attention.
 
     Returns:
-        float32 [B or 1, 1, T, CHANNELS + CURVE_CHANNELS], which ``dtype`` can hold.
+        float32 [B or 1, 1, T, FOLDED_CHANNELS + CURVE_CHANNELS], which ``dtype`` can hold.
     """
     # An error here is another one for every key, and is multiplied by c.
     wide = torch.float32 if positions.device.type in NO_FLOAT64 else torch.float64

@@ -3,6 +3,7 @@
 """What the configurations of all families share. A family states its keys and their defaults."""
 
 import copy
+import re
 from typing import Any
 
 import transformers
@@ -13,8 +14,20 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 57):
         f"this model needs transformers>=4.57; transformers {transformers.__version__} is installed: "
         "pip install -U 'transformers>=4.57'"
     )
-# transformers 4.57 looks up names in plans of tensor parallelism after it has replaced every number in them.
-FOUR = "*" if transformers.__version__.startswith("4.") else "4"
+# Channels that attention appends to the heads of a decoder: for the slope (ntk_alibi.py), and for the curve
+# that only a concave penalty has (ntk_concave.py). Fused kernels want heads of a multiple of 8.
+FOLDED_CHANNELS = 8
+CURVE_CHANNELS = 8
+
+
+def plan_name(name: str) -> str:
+    """A module's name as a plan of tensor parallelism must spell it.
+
+    transformers 4.57 looks up names after it has replaced every number in them by ``*``.
+    """
+    if transformers.__version__.startswith("4."):
+        return re.sub(r"\d+", "*", name)
+    return name
 
 
 class NtkConfig(transformers.PretrainedConfig):
@@ -47,14 +60,15 @@ class NtkDecoderConfig(NtkConfig):
 
     @property
     def head_dim(self) -> int:
-        """The size of a head in the cache: folded keys have more channels."""
+        """The size of a head in the cache, where keys and values have the folded channels too."""
         return self.hidden_size // self.num_attention_heads + self.folded_channels
 
     @property
     def folded_channels(self) -> int:
-        """8 for a slope, see ntk_alibi.py; for a concave penalty 8 more, see ntk_concave.py."""
-        is_concave = self.alibi_scaling is not None and self.alibi_scaling.get("type") == "concave"
-        return 16 if is_concave else 8
+        """Channels that are appended to each head."""
+        if self.alibi_scaling is not None and self.alibi_scaling.get("type") == "concave":
+            return FOLDED_CHANNELS + CURVE_CHANNELS
+        return FOLDED_CHANNELS
 
     @property
     def score_scale(self) -> float:

@@ -104,56 +104,48 @@ class AlibiDecoder:
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a cache that is a tuple, as in
                 old releases; a mask or positions that ``plan_attention`` rejects.
         """
-        config = self.config
-        output_attentions = config.output_attentions if output_attentions is None else output_attentions
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
         if output_hidden_states is None:
-            output_hidden_states = config.output_hidden_states
-        use_cache = config.use_cache if use_cache is None else use_cache
-
+            output_hidden_states = self.config.output_hidden_states
+        if use_cache is None:
+            use_cache = self.config.use_cache
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
-        if isinstance(kwargs.get("cache"), Cache):
-            if past_key_values is not None:
-                raise ValueError("pass one of cache and past_key_values")
-            past_key_values = kwargs.pop("cache")
-        # That of continuous batching is no Cache, and comes with many keywords of its own.
-        if kwargs.get("cache") is None:
-            check_keywords(self, kwargs)
-            kwargs = {name: kwargs[name] for name in kwargs if name in PACKED or name == "kernel_options"}
+        past_key_values = given_cache(past_key_values, kwargs)
+        keywords = attention_keywords(self, kwargs)
         if past_key_values is not None and not isinstance(past_key_values, Cache):
             raise ValueError(f"pass a transformers Cache, not a {type(past_key_values).__name__}")
         checkpointing = self.gradient_checkpointing and self.training
         if checkpointing and (use_cache or past_key_values is not None):
-            if past_key_values is not None and past_key_values.get_seq_length():
-                raise ValueError("gradient checkpointing does not work with a filled cache; train without")
-            logger.warning_once("gradient checkpointing does not work with use_cache=True; caching is off")
+            check_switched_off(past_key_values)
             use_cache, past_key_values = False, None
+
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
-
         hidden_states = self.prepare_embeddings(inputs_embeds)
-        processes = head_processes(self.decoder_layers[0])
-        if processes is not None and kwargs.get("cache") is not None:
-            raise ValueError("continuous batching does not work with tensor parallelism; use generate")
         plan = plan_attention(
-            config,
+            self.config,
             self.alibi,
-            config.score_scale,
+            self.config.score_scale,
             hidden_states,
             attention_mask,
             position_ids,
             past_key_values,
             output_attentions,
-            processes,
-            **kwargs,
+            self.head_processes(keywords),
+            **keywords,
         )
         if use_cache and past_key_values is None and not plan.packed:
             past_key_values = DynamicCache()
         grow(past_key_values, len(self.decoder_layers))
+
         all_hidden_states, all_attentions = [], []
         for layer in self.decoder_layers:
             all_hidden_states.append(hidden_states)
-            run = partial(self._gradient_checkpointing_func, layer) if checkpointing else layer
+            run = layer
+            if checkpointing:
+                run = partial(self._gradient_checkpointing_func, layer)
             hidden_states, weights = run(hidden_states, plan, past_key_values)
             all_attentions.append(weights)
         hidden_states = self.final_norm(hidden_states)
@@ -161,10 +153,49 @@ class AlibiDecoder:
 
         return BaseModelOutputWithPast(
             last_hidden_state=hidden_states,
-            **{CACHE: past_key_values if use_cache else None},
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             attentions=tuple(all_attentions) if output_attentions else None,
+            **{CACHE: past_key_values if use_cache else None},
         )
+
+    def head_processes(self, keywords: dict[str, Any]) -> Any | None:
+        """The processes that share the heads in tensor parallelism, a ``DeviceMesh``; None without it."""
+        processes = head_processes(self.decoder_layers[0])
+        if processes is not None and is_continuous_batching(keywords):
+            raise ValueError("continuous batching does not work with tensor parallelism; use generate")
+        return processes
+
+
+def is_continuous_batching(keywords: dict[str, Any]) -> bool:
+    """Whether ``forward`` is given the paged cache of continuous batching, which is no ``Cache``."""
+    return keywords.get("cache") is not None
+
+
+def given_cache(past_key_values: Any | None, keywords: dict[str, Any]) -> Any | None:
+    """``past_key_values``, or the ``cache`` that transformers 5.24 passes; takes it out of the keywords."""
+    if not isinstance(keywords.get("cache"), Cache):
+        return past_key_values
+    if past_key_values is not None:
+        raise ValueError("pass one of cache and past_key_values")
+    return keywords.pop("cache")
+
+
+def attention_keywords(model: nn.Module, keywords: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of ``forward`` that attention takes; TypeError for those that ``check_keywords`` rejects.
+
+    Continuous batching has many keywords of its own, and attention takes all of them.
+    """
+    if is_continuous_batching(keywords):
+        return keywords
+    check_keywords(model, keywords)
+    return {name: value for name, value in keywords.items() if name in PACKED or name == "kernel_options"}
+
+
+def check_switched_off(past_key_values: Cache | None) -> None:
+    """Warns that gradient checkpointing switches caching off; ValueError if the cache already has tokens."""
+    if past_key_values is not None and past_key_values.get_seq_length():
+        raise ValueError("gradient checkpointing does not work with a filled cache; train without")
+    logger.warning_once("gradient checkpointing does not work with use_cache=True; caching is off")
 
 
 class CausalLMHead(Head):
@@ -182,7 +213,8 @@ class CausalLMHead(Head):
         ``generate`` calls this for caches of fixed size. The mask is padded to that size, so compiled
         decoding sees the same shapes at every step.
         """
-        if attention_mask is None or (cache := inputs.get(CACHE)) is None:
+        cache = inputs.get(CACHE)
+        if attention_mask is None or cache is None:
             return attention_mask
         return F.pad(attention_mask, (0, cache.layers[0].max_cache_len - attention_mask.shape[1]))
 
@@ -195,7 +227,9 @@ class CausalLMHead(Head):
 
     def _get_static_cache_init_shape(self) -> tuple[int, int] | None:
         # transformers 5 does not recognise which heads a process has. Without a shape, the first keys decide.
-        return None if (self.tp_size or 1) > 1 else super()._get_static_cache_init_shape()
+        if (self.tp_size or 1) > 1:
+            return None
+        return super()._get_static_cache_init_shape()
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         # Later, these errors would only be logged.
@@ -227,7 +261,9 @@ class CausalLMHead(Head):
                 backbone's.
         """
         backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        kept = logits_to_keep
+        if isinstance(logits_to_keep, int):
+            kept = slice(-logits_to_keep, None)
         logits = self.project(backbone.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
@@ -251,11 +287,13 @@ class LastTokenHead(Head):
 
     def scores(self, backbone: Any, input_ids: torch.Tensor | None) -> torch.Tensor:
         """Scores [B, labels]; a ValueError for several rows without ``pad_token_id`` to see their ends."""
-        scores, pad = self.score(backbone.last_hidden_state), self.config.pad_token_id
+        scores = self.score(backbone.last_hidden_state)
+        pad = self.config.pad_token_id
         if pad is None and len(scores) > 1:
             raise ValueError("set config.pad_token_id to classify more than one row at a time")
         if pad is None or input_ids is None:
             return scores[:, -1]
         real = (input_ids != pad).long()
-        last = (real * torch.arange(real.shape[1], device=real.device)).argmax(-1).to(scores.device)
+        places = torch.arange(real.shape[1], device=real.device)
+        last = (real * places).argmax(-1).to(scores.device)
         return scores[torch.arange(len(scores), device=scores.device), last]

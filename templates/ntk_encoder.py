@@ -22,7 +22,7 @@ from transformers.utils import can_return_tuple
 
 from .ntk_alibi import Alibi
 from .ntk_heads import check_keywords
-from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
+from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_symmetric_attention
 from .ntk_tiles import infers_on_cpu
 
 # Tokens that feed-forward layers take at a time.
@@ -224,28 +224,33 @@ class AlibiEncoder:
                 [B, L]; several texts in a row; a config that names an attention function other than ``sdpa``
                 and ``eager``.
         """
-        config = self.config
-        output_attentions = config.output_attentions if output_attentions is None else output_attentions
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
         if output_hidden_states is None:
-            output_hidden_states = config.output_hidden_states
+            output_hidden_states = self.config.output_hidden_states
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         check_keywords(self, kwargs, "cache", "past_key_values", "cu_seq_lens_q")
-        check_attention(config._attn_implementation)
+        check_attention(self.config._attn_implementation)
+
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
-
         hidden_states = self.prepare_embeddings(inputs_embeds, token_type_ids)
-        eager = output_attentions or config._attn_implementation == "eager"
-        plans = plan_attention(self.alibi, hidden_states, attention_mask, eager)
+        eager = output_attentions or self.config._attn_implementation == "eager"
+        plans = plan_symmetric_attention(self.alibi, hidden_states, attention_mask, eager)
         real = plans[0].real
         if position_ids is not None:
             check_one_text(position_ids, real)
+        if len(plans) == 1:
+            plans = plans * len(self.encoder_layers)
+
+        checkpointing = self.gradient_checkpointing and self.training
         all_hidden_states, all_attentions = [hidden_states], []
         for index, layer in enumerate(self.encoder_layers):
-            checkpointing = self.gradient_checkpointing and self.training
-            run = partial(self._gradient_checkpointing_func, layer) if checkpointing else layer
-            hidden_states, weights = run(hidden_states, plans[index if len(plans) > 1 else 0])
+            run = layer
+            if checkpointing:
+                run = partial(self._gradient_checkpointing_func, layer)
+            hidden_states, weights = run(hidden_states, plans[index])
             all_hidden_states.append(hidden_states)
             all_attentions.append(weights)
         hidden_states = self.final_norm(hidden_states)
@@ -282,7 +287,7 @@ def check_one_text(position_ids: torch.Tensor, real: torch.Tensor | None) -> Non
 class SentenceEncoding:
     """Mixin for a backbone that embeds texts. A text's embedding is the mean of its tokens' hidden states."""
 
-    place: Mapping[str, Any] = {}
+    file_arguments: Mapping[str, Any] = {}
     """Arguments of ``from_pretrained`` that say where the model's files are, its revision among them."""
     tokenizer: Any = None
     """The repository's tokenizer, once ``encode`` has loaded it."""
@@ -301,6 +306,9 @@ class SentenceEncoding:
     ) -> Any:
         """Returns embeddings: float32 [texts, hidden], or [hidden] for a single text.
 
+        The first call has transformers load the tokenizer of the repository and revision of this model. It
+        may run code from there, as the model does.
+
         Args:
             batch_size: number of texts in a batch; texts of similar length share a batch.
             show_progress_bar: accepted but ignored.
@@ -314,7 +322,7 @@ class SentenceEncoding:
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
         if self.tokenizer is None:
             self.tokenizer = AutoTokenizer.from_pretrained(
-                self.name_or_path, trust_remote_code=True, **self.place
+                self.name_or_path, trust_remote_code=True, **self.file_arguments
             )
         options = {"padding": True, "truncation": True, "max_length": self.config.max_position_embeddings}
         options |= tokenizer_options

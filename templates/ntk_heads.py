@@ -24,7 +24,7 @@ NOT_SERVED = (
 )
 
 # Arguments of from_pretrained that say where files are; neither token nor proxies, which pickles would hold.
-PLACE = ("cache_dir", "local_files_only", "revision", "subfolder")
+FILE_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "subfolder")
 
 
 def check_keywords(model: nn.Module, keywords: Mapping[str, Any], *not_served: str) -> None:
@@ -36,14 +36,25 @@ def check_keywords(model: nn.Module, keywords: Mapping[str, Any], *not_served: s
     for name, value in keywords.items():
         if value is None:
             continue
-        near = [known for known in NAMES if name not in NAMES and shortened(name) & shortened(known)]
-        if near or name in NOT_SERVED or name in not_served:
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            message = f"{type(model).__name__}.forward() got an unexpected keyword argument {name!r}{hint}"
-            raise TypeError(message)
+        known = misspelt(name)
+        if known is not None or name in NOT_SERVED or name in not_served:
+            hint = "" if known is None else f"; did you mean {known!r}?"
+            raise TypeError(
+                f"{type(model).__name__}.forward() got an unexpected keyword argument {name!r}{hint}"
+            )
 
 
-def shortened(name: str) -> set[str]:
+def misspelt(name: str) -> str | None:
+    """The argument from which this name differs by one letter; None if there is none, or it is one."""
+    if name in NAMES:
+        return None
+    for known in NAMES:
+        if without_a_letter(name) & without_a_letter(known):
+            return known
+    return None
+
+
+def without_a_letter(name: str) -> set[str]:
     """The name, and the name without one of its letters."""
     return {name, *(name[:at] + name[at + 1 :] for at in range(len(name)))}
 
@@ -67,14 +78,16 @@ class Support:
 
         The base model keeps where its files are, for ``encode``.
         """
-        ours = cls.config_class
-        if hasattr(config, "to_dict") and not isinstance(config, ours):
-            stored, chosen = config.to_dict(), config._attn_implementation  # which to_dict leaves out
-            config = ours.from_dict({**stored, "model_type": ours.model_type}, attn_implementation=chosen)
-        place = {name: kwargs[name] for name in PLACE if name in kwargs}
+        config_class = cls.config_class
+        if hasattr(config, "to_dict") and not isinstance(config, config_class):
+            values = {**config.to_dict(), "model_type": config_class.model_type}
+            attention = config._attn_implementation  # which to_dict leaves out
+            config = config_class.from_dict(values, attn_implementation=attention)
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info
-        model.base_model.place = place
+        model = loaded
+        if isinstance(loaded, tuple):  # with output_loading_info
+            model = loaded[0]
+        model.base_model.file_arguments = {name: kwargs[name] for name in FILE_ARGUMENTS if name in kwargs}
         return loaded
 
     def tie_weights(self, *args: Any, **kwargs: Any) -> None:

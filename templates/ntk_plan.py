@@ -2,9 +2,10 @@
 # Copyright 2026 the ntk-convert authors
 """What the layers of a decoder need for one forward pass: positions, mask and folded channels.
 
-It is computed once per pass, and every layer uses it. What plain generation does not need is in ntk_modes.py.
+``plan_attention`` computes it once per pass, and every layer uses it. What plain generation does not need is
+in ntk_modes.py.
 
-Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
+Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), C folded channels.
 """
 
 from collections.abc import Mapping
@@ -14,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 
-from .ntk_alibi import CHANNELS, Alibi, key_channels, query_channels
+from .ntk_alibi import Alibi, key_channels, query_channels
 from .ntk_cache import CacheState, cache_state
 from .ntk_concave import check_float16, concave_key_channels, concave_query_channels
-from .ntk_modes import Positions, check_paged, given_positions, packed_keywords, stated
+from .ntk_config import FOLDED_CHANNELS
+from .ntk_modes import Positions, given_positions, packed_keywords, with_4d_mask, with_paged_cache
 
 
 class AttentionPlan(NamedTuple):
@@ -34,9 +36,10 @@ class AttentionPlan(NamedTuple):
     query_factors: tuple[torch.Tensor, ...] | None
     """What to multiply queries by, float32 [B or 1, H, 1 or Q], as many; None without temperatures."""
     key_channels: torch.Tensor
-    """The positions, to append to the new keys, or to all if ``fold_cached``: [B or 1, 1, Q or K, C or more].
+    """The positions, to append to the new keys, or to all if ``fold_cached``: [B or 1, 1, Q or K, C].
 
-    There are more if this pass leaves out the curve's, which cached keys have for later ones."""
+    If this pass leaves out the curve of a concave penalty, only ``query_channels`` lack it: the keys go into
+    the cache, and later passes need it."""
     fold_cached: bool
     """Whether keys are folded after they leave the cache, because it would round the channels."""
     slots: torch.Tensor
@@ -78,35 +81,34 @@ def plan_attention(
     """
     name = "eager" if output_attentions else config._attn_implementation
     cache = cache_state(config, hidden_states, past_key_values)
-    if keywords.get("cache") is not None:  # continuous batching has a cache and masks of its own
-        check_paged(name, alibi, hidden_states, position_ids)
-        positions, mask = Positions(position_ids, position_ids), attention_mask
-    elif attention_mask is not None and attention_mask.dim() == 4:
-        given, mask = stated(name, alibi, hidden_states, attention_mask, position_ids, cache)
-        positions = Positions(given, given)
-    else:
-        real = None if attention_mask is None else real_tokens(attention_mask.to(hidden_states.device), cache)
+    is_paged = keywords.get("cache") is not None
+    if not is_paged and not is_4d(attention_mask):
+        real = None
+        if attention_mask is not None:
+            real = real_tokens(attention_mask.to(hidden_states.device), cache)
         positions = count_positions(real, cache)
         if position_ids is not None:
             positions = given_positions(position_ids, positions, hidden_states, cache)
         keywords = packed_keywords(keywords, position_ids, positions, hidden_states.shape[:2])
         mask = causal_mask(name, hidden_states, positions, cache)
+    elif is_paged:
+        positions, mask = with_paged_cache(name, alibi, hidden_states, attention_mask, position_ids)
+    else:
+        positions, mask = with_4d_mask(name, alibi, hidden_states, attention_mask, position_ids, cache)
 
     if alibi.power is None:
         dtype = hidden_states.dtype
-        of_queries = query_channels(alibi.at(positions.queries, positions.lengths), scaling)
+        of_queries = query_channels(alibi.slopes_at(positions.queries, positions.lengths), scaling)
         of_keys = key_channels(positions.keys, positions.real)
     else:
         dtype = attention_dtype(hidden_states)
-        longest = cache.keys
-        if positions.starts is not None:  # the keywords of FlashAttention have the longest document
-            longest = keywords.get("max_length_k", cache.keys)
         if dtype == torch.float16:
-            check_float16(alibi, longest, scaling)
+            check_float16(alibi, longest_document(positions, keywords, cache), scaling)
         of_queries = concave_query_channels(alibi, positions.queries, scaling, dtype)
         of_keys = concave_key_channels(alibi, positions.keys, positions.real, dtype)
+        # Given positions may be beyond the trained length; counted ones are known.
         if position_ids is None and leaves_out_curve(alibi, cache):
-            of_queries = of_queries[..., :CHANNELS]
+            of_queries = of_queries[..., :FOLDED_CHANNELS]
     factors = alibi.query_factors(positions.queries, positions.lengths)
     return AttentionPlan(
         implementation=name,
@@ -118,13 +120,26 @@ def plan_attention(
         fold_cached=cache.quantised,
         slots=cache.slots,
         key_length=cache.keys,
+        # A graph is for any rows, so it cannot tell.
         packed=positions.starts is not None and not torch.compiler.is_compiling(),
         processes=processes,
     )
 
 
+def is_4d(attention_mask: torch.Tensor | None) -> bool:
+    """Whether this is no padding mask, but says what each token sees."""
+    return attention_mask is not None and attention_mask.dim() == 4
+
+
+def longest_document(positions: Positions, keywords: Mapping[str, Any], cache: CacheState) -> int:
+    """The number of tokens in the longest document, which FlashAttention's keywords have for packed rows."""
+    if positions.starts is None:
+        return cache.keys
+    return keywords.get("max_length_k", cache.keys)
+
+
 def leaves_out_curve(alibi: Alibi, cache: CacheState) -> bool:
-    """Whether attention leaves out the channels of a concave penalty's curve, for counted positions.
+    """Whether attention leaves out the channels of a concave penalty's curve, if positions are counted.
 
     The curve is 0 where no query sees more tokens than in training. With heads of the same size, kernels then
     give the same bits as without a scaling. A traced pass stands for longer texts, too.
@@ -143,12 +158,17 @@ def attention_dtype(hidden_states: torch.Tensor) -> torch.dtype:
 
 
 def real_tokens(attention_mask: torch.Tensor, cache: CacheState) -> torch.Tensor:
-    """The mask of all keys, bool [B, K]; padded over a static cache."""
+    """The padding mask of all keys, bool [B, K].
+
+    A mask may end before the keys of a static cache in a graph, which are all that it can hold, and after the
+    keys of a static cache elsewhere, which are those so far.
+    """
     if attention_mask.dim() != 2:
         shape = list(attention_mask.shape)
         raise ValueError(f"attention_mask must be [rows, tokens], got {shape} (or 4-D, with position_ids)")
     covered = attention_mask.shape[1]
-    if (covered < cache.keys and not cache.compiled) or covered > max(cache.keys, cache.capacity or 0):
+    too_short = covered < cache.keys and not cache.static_in_graph
+    if too_short or covered > max(cache.keys, cache.capacity or 0):
         raise ValueError(
             f"attention_mask covers {covered} tokens, but there are {cache.keys}: {cache.seen} cached and "
             f"{cache.keys - cache.seen} new; it must cover the cached ones too, and no others"
@@ -158,14 +178,18 @@ def real_tokens(attention_mask: torch.Tensor, cache: CacheState) -> torch.Tensor
 
 def count_positions(real: torch.Tensor | None, cache: CacheState) -> Positions:
     """Positions counted from the real tokens [B, K], or from all: padding may be on either side."""
-    slots = cache.slots
-    every = torch.arange(1, cache.keys + 1, device=slots.device)[None]
-    counts = every if real is None else real.cumsum(-1)
-    new = counts.index_select(1, slots)
-    queries, lengths = (new - 1).clamp(min=0), new[:, -1:]
+    if real is None:
+        counts = torch.arange(1, cache.keys + 1, device=cache.slots.device)[None]
+    else:
+        counts = real.cumsum(-1)
+    counts_of_new = counts.index_select(1, cache.slots)
+    queries = (counts_of_new - 1).clamp(min=0)
+    lengths = counts_of_new[:, -1:]
     if cache.quantised:  # all keys are folded again
         return Positions(queries, (counts - 1).clamp(min=0), real, lengths)
-    return Positions(queries, queries, None if real is None else real.index_select(1, slots), lengths)
+    if real is not None:
+        real = real.index_select(1, cache.slots)
+    return Positions(queries, queries, real, lengths)
 
 
 def causal_mask(name: str, hidden_states: torch.Tensor, positions: Positions, cache: CacheState) -> Any:
@@ -176,19 +200,30 @@ def causal_mask(name: str, hidden_states: torch.Tensor, positions: Positions, ca
     Raises:
         ValueError: FlashAttention, whose mask is part of the kernel, over a static cache while compiling.
     """
-    queries = hidden_states.shape[1]
     if "flash" in name:
-        if cache.compiled:
+        if cache.static_in_graph:
             raise ValueError(f"{name} does not work with a static cache in a compiled model; use sdpa")
         return None
-    plain = positions.starts is None and not cache.compiled and queries in (1, cache.keys)
-    if plain and (queries == 1 or name not in ("eager", "flex_attention")):
-        return None
+    if positions.starts is None and not cache.static_in_graph:
+        queries = hidden_states.shape[1]
+        if queries == 1:  # which sees all keys
+            return None
+        if queries == cache.keys and name not in ("eager", "flex_attention"):
+            return None
     mask = (torch.arange(cache.keys, device=cache.slots.device) <= cache.slots[:, None])[None, None]
     if positions.starts is not None:
         documents = positions.starts.cumsum(-1)
         mask = mask & (documents[:, :, None] == documents[:, None, :])[:, None]
-    if name == "flex_attention":  # which skips the blocks that nothing in a row sees
-        rows, sees = len(mask), lambda row, _, query, key: mask[row % rows, 0, query, key]
-        return create_block_mask(sees, rows if rows > 1 else None, None, *mask.shape[2:], device=mask.device)
+    if name == "flex_attention":
+        return block_mask(mask)
     return mask
+
+
+def block_mask(mask: torch.Tensor) -> Any:
+    """The mask [B or 1, 1, Q, K] for flex_attention, which skips the blocks that nothing in a row sees."""
+    rows = len(mask)
+
+    def sees(row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return mask[row % rows, 0, query, key]  # one row stands for all
+
+    return create_block_mask(sees, rows if rows > 1 else None, None, *mask.shape[2:], device=mask.device)

@@ -29,8 +29,8 @@ TILE_QUERIES = BLOCKS * TILE_KEYS
 SHORTEST, SHORTEST_HALF, MOST_THREADS = 2048, 4096, 8
 # What the probabilities of all keys left out for a query may add up to: float32 rounds 1 + this to 1.
 NEGLIGIBLE = 2.0**-24
-# A head is computed in tiles if they are less than this share of its attention.
-WORTH = 0.8
+# A head is computed in tiles if these have less than this share of all its pairs of a query and a key.
+LARGEST_SHARE = 0.8
 
 
 class Tile(NamedTuple):
@@ -116,16 +116,17 @@ def needed_tiles(
     firsts = torch.minimum(near.int().argmax(-1) * TILE_KEYS, starts)
     lasts = (near.shape[-1] - near.flip(-1).int().argmax(-1)) * TILE_KEYS
     lasts = torch.maximum(lasts.clamp(max=length), stops)
-    tiled = (((lasts - firsts) * (stops - starts)).sum(-1) < WORTH * length**2).tolist()
-    if not any(tiled):
+    pairs = ((lasts - firsts) * (stops - starts)).sum(-1)
+    is_tiled = (pairs < LARGEST_SHARE * length**2).tolist()
+    if not any(is_tiled):
         return None
 
     whole = slice(0, length)
-    tiles = [Tile(heads, whole, whole) for heads, some in runs(tiled) if not some]
+    tiles = [Tile(heads, whole, whole) for heads, head_is_tiled in runs(is_tiled) if not head_is_tiled]
     blocks = zip(starts.tolist(), stops.tolist(), firsts.T.tolist(), lasts.T.tolist(), strict=True)
     for start, stop, *keys in blocks:
-        for heads, (some, first, last) in runs(zip(tiled, *keys, strict=True)):
-            if some:
+        for heads, (head_is_tiled, first, last) in runs(zip(is_tiled, *keys, strict=True)):
+            if head_is_tiled:
                 tiles.append(Tile(heads, slice(start, stop), slice(first, last)))
     return tiles
 
@@ -151,14 +152,14 @@ def far_keys(query: torch.Tensor, key: torch.Tensor, slopes: torch.Tensor, scale
     """
     length = query.shape[2]
     center = key[:, :, ::16].float().mean(2, keepdim=True)  # of some keys; any vector would do
-    content = []
+    largest = []
     # Block by block, so what is in between stays in the processor's cache.
     for q, k in zip(query.split(TILE_KEYS, 2), key.split(TILE_KEYS, 2), strict=True):
         q, k = q.float() * scale, k.float() - center
-        content.append(torch.stack([q.norm(dim=-1), k.norm(dim=-1), -(q * k).sum(-1)]).amax(-1))
-    queries, keys, own = torch.stack(content, -1)
-    queries, own = in_blocks(queries).amax(-1), in_blocks(own).amax(-1)
-    excess = queries[..., None] * keys[:, :, None] + own[..., None]
+        largest.append(torch.stack([q.norm(dim=-1), k.norm(dim=-1), -(q * k).sum(-1)]).amax(-1))
+    query_norms, key_norms, own_keys = torch.stack(largest, -1)
+    query_norms, own_keys = in_blocks(query_norms).amax(-1), in_blocks(own_keys).amax(-1)
+    excess = query_norms[..., None] * key_norms[:, :, None] + own_keys[..., None]
 
     # From the nearest token of one block to that of the other; the blocks at the end may be shorter.
     query_starts = torch.arange(0, length, TILE_QUERIES)[:, None]
@@ -178,7 +179,7 @@ def in_blocks(values: torch.Tensor) -> torch.Tensor:
 
 
 def runs(labels: Iterable[Hashable]) -> Iterator[tuple[slice, Any]]:
-    """Neighbours with the same label, and the label."""
+    """Each run of neighbours with the same label, as a slice, and the label."""
     start = 0
     for label, same in itertools.groupby(labels):
         stop = start + sum(1 for _ in same)

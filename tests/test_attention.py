@@ -17,8 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import DynamicCache, StaticCache
 
 from templates import ntk_alibi, ntk_attention
-from templates.ntk_alibi import CHANNELS, Alibi, fold, key_channels, stock_slopes
+from templates.ntk_alibi import Alibi, fold, key_channels, stock_slopes
 from templates.ntk_attention import AlibiAttention
+from templates.ntk_config import FOLDED_CHANNELS
 from templates.ntk_plan import plan_attention
 from tests import flash_stand_in, tiny
 from tests.conftest import edit_json
@@ -342,7 +343,7 @@ def test_flash_attention(converted: Convert, family: str, function: str) -> None
 # Key and value heads that several query heads share are not copied where the kernel takes them.
 
 HEADS, SIZE, SCALE = 12, 16, 0.25
-SDPA = SimpleNamespace(_attn_implementation="sdpa", head_dim=SIZE + CHANNELS)
+SDPA = SimpleNamespace(_attn_implementation="sdpa", head_dim=SIZE + FOLDED_CHANNELS)
 # New tokens and cached ones: the kernel's causal mask, a mask, and none.
 STEPS = {"prefill": (40, 0), "chunk": (24, 40), "decode": (1, 40)}
 
@@ -358,7 +359,7 @@ def attend(parts: list[torch.Tensor]) -> torch.Tensor:
     cache = DynamicCache()
     if old_key.shape[2]:
         positions = torch.arange(old_key.shape[2])[None]
-        cache.update(fold(old_key, key_channels(positions, None)), F.pad(old_value, (0, CHANNELS)), 0)
+        cache.update(fold(old_key, key_channels(positions, None)), F.pad(old_value, (0, FOLDED_CHANNELS)), 0)
     hidden = torch.zeros(2, query.shape[2], 1, dtype=query.dtype)
     plan = plan_attention(SDPA, Alibi(stock_slopes(HEADS)), SCALE, hidden, past_key_values=cache)
     return AlibiAttention(SDPA, HEADS, SCALE, 0.0, 0).attend(query, key, value, plan, cache)[0]

@@ -8,13 +8,15 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from templates.ntk_alibi import CHANNELS, Alibi, fold, key_channels, stock_slopes
+from templates.ntk_alibi import Alibi, fold, key_channels, stock_slopes
 from templates.ntk_attention import AlibiAttention
+from templates.ntk_config import FOLDED_CHANNELS
 from templates.ntk_plan import plan_attention
 
 HEADS, HEAD_DIM, ROWS = 16, 64, 32
 SDPA, EAGER = (
-    SimpleNamespace(_attn_implementation=name, head_dim=HEAD_DIM + CHANNELS) for name in ("sdpa", "eager")
+    SimpleNamespace(_attn_implementation=name, head_dim=HEAD_DIM + FOLDED_CHANNELS)
+    for name in ("sdpa", "eager")
 )
 LIMITS = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-3}
 

@@ -306,4 +306,4 @@ def test_encoders_and_rotary_models_have_none(pristine: Pristine, refused: Refus
         assert words in line
         assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="decoders only"):
-        concave(64).at(torch.tensor([[0]]))
+        concave(64).slopes_at(torch.tensor([[0]]))

@@ -30,7 +30,7 @@ from transformers import (
 from converter import convert
 from templates import ntk_symmetric
 from templates.ntk_alibi import Alibi, stock_slopes
-from templates.ntk_symmetric import SymmetricAttention, plan_attention
+from templates.ntk_symmetric import SymmetricAttention, plan_symmetric_attention
 from tests import forks, patched, runners, tiny
 from tests.conftest import MakeSource
 from tests.dealt import dealt
@@ -462,9 +462,9 @@ def test_attention_at_long_range(scaling: str, dtype: torch.dtype) -> None:
     mask = torch.ones(2, 701, dtype=torch.long)
     mask[0, :300] = 0
     attention = SymmetricAttention(6, 0.0).eval()
-    plan = plan_attention(Alibi(stock_slopes(6), SCALED[scaling]), torch.zeros(2, 701, 1), mask, eager=False)[
-        0
-    ]
+    plan = plan_symmetric_attention(
+        Alibi(stock_slopes(6), SCALED[scaling]), torch.zeros(2, 701, 1), mask, eager=False
+    )[0]
     output, weights = attention.attend(query, key, value, plan)
     assert weights is None
     expected = exact(query, key, value, plan.slopes, mask.bool())
@@ -486,7 +486,7 @@ def test_no_bias_tensor_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     states = torch.randn(1, 6, 500, 8)
     for scaling in ("static", "position"):
         alibi = Alibi(stock_slopes(6), SCALED[scaling])
-        plan = plan_attention(alibi, torch.zeros(1, 500, 1), None, eager=False)[0]
+        plan = plan_symmetric_attention(alibi, torch.zeros(1, 500, 1), None, eager=False)[0]
         SymmetricAttention(6, 0.0).eval().attend(states, states, states, plan)
     block = ntk_symmetric.CPU_BLOCK
     assert shapes[0] == ((1, 6, 500, 500), 6 * 999)
@@ -497,6 +497,6 @@ def test_attention_dropout_keeps_the_mean() -> None:
     attention = SymmetricAttention(4, 0.5).train()
     torch.manual_seed(0)
     states = [torch.randn(1, 4, 24, 8).expand(4000, -1, -1, -1) for _ in range(3)]
-    plan = plan_attention(Alibi(stock_slopes(4)), torch.zeros(4000, 24, 1), None, eager=False)[0]
+    plan = plan_symmetric_attention(Alibi(stock_slopes(4)), torch.zeros(4000, 24, 1), None, eager=False)[0]
     dropped, expected = attention.attend(*states, plan)[0], attention.eval().attend(*states, plan)[0]
     assert (dropped.mean(0) - expected[0]).abs().max() < 0.1

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer, QuantizedLayer
 
-from templates.ntk_cache import LEAST, GrowingLayer, grow
+from templates.ntk_cache import LEAST_ROOM, GrowingLayer, grow
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
 
 ROWS, HEADS, SIZE = 2, 3, 4
@@ -28,7 +28,7 @@ def pickled(layer: DynamicLayer) -> DynamicLayer:
 
 
 OPERATIONS = st.one_of(
-    st.tuples(st.just("update"), st.sampled_from([1, 1, 1, 7, LEAST + 1])),
+    st.tuples(st.just("update"), st.sampled_from([1, 1, 1, 7, LEAST_ROOM + 1])),
     st.tuples(st.just("crop"), st.integers(1, 9)),
     st.tuples(st.just("reorder"), st.booleans()),
     st.tuples(st.just("repeat"), st.just(2)),
@@ -108,7 +108,7 @@ def test_a_token_is_written_in_place() -> None:
     layer.update(states, states)
     layer.update(states, states)
     places = {layer.keys.data_ptr()}
-    for _ in range(LEAST):
+    for _ in range(LEAST_ROOM):
         layer.update(states[:, :, :1], states[:, :, :1])
         places.add(layer.keys.data_ptr())
     assert len(places) == 1

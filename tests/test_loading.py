@@ -196,6 +196,7 @@ NOT_HONOURED: list[dict[str, Any]] = [
     {"type": "ntk", "factor": 0.5},
     {"type": "ntk", "factor": 2.0, "train_seq_len": 2048},
     {"type": "ntk", "train_seq_len": 2048, "dynamic": "row"},
+    {"type": "ntk", "train_seq_len": 2048, "dynamic": None},
     {"type": "ntk", "train_seq_len": 2048, "rate": -1},
     {"type": "ntk", "factor": 2.0, "exponents": [[0, 0, 0, 1]]},
     *({"type": method, "factor": 2.0, "temperature": 0.2} for method in ("ntk", "linear", "ntk-published")),

@@ -191,6 +191,12 @@ def test_the_queries_of_a_head_are_multiplied_by_its_temperature(
     np.testing.assert_allclose(query_factors(growing, heads, 3 * length), 3**stated_once_more, rtol=1e-9)
 
 
+def test_a_key_has_the_digits_of_its_position() -> None:
+    """The example in the docstring of ntk_alibi.py."""
+    [channels] = ntk_alibi.key_channels(torch.tensor([[70_000]]), None).flatten(0, 2)
+    assert channels.tolist() == [256, 17, 112 / 256, 256, 17, 112 / 256, 0, 0]
+
+
 @pytest.mark.parametrize("method", ["linear", "ntk", "ntk-published"])
 @pytest.mark.parametrize("basis", [None, "length", "position"])
 def test_the_largest_factor_and_rate_are_exact_in_float32(method: Any, basis: str | None) -> None:
@@ -201,7 +207,7 @@ def test_the_largest_factor_and_rate_are_exact_in_float32(method: Any, basis: st
     alibi = ntk_alibi.Alibi(stock, {"type": method, **({"factor": largest} if basis is None else grows)})
     factor = largest if basis is None else largest * LONGEST
     expected = scaled_slopes(np.array(stock), method, factor)
-    found = alibi.at(torch.tensor([[last]]))[0, 0, :, 0]
+    found = alibi.slopes_at(torch.tensor([[last]]))[0, 0, :, 0]
     np.testing.assert_allclose(found.double(), expected, rtol=1e-5)
     channels = ntk_alibi.query_channels(found, 1 / 16)
     both = channels[..., 0].bfloat16().double() + channels[..., 3].bfloat16().double()

@@ -72,11 +72,11 @@ def test_each_device_has_its_own() -> None:
 
 def test_threads_may_share_a_model() -> None:
     positions = torch.arange(40)[None]
-    expected = Alibi(stock_slopes(6), DYNAMIC).at(positions)
+    expected = Alibi(stock_slopes(6), DYNAMIC).slopes_at(positions)
     for _ in range(20):
         alibi = Alibi(stock_slopes(6), DYNAMIC)
         with ThreadPoolExecutor(8) as pool:
-            results = list(pool.map(lambda _, alibi=alibi: alibi.at(positions), range(8)))
+            results = list(pool.map(lambda _, alibi=alibi: alibi.slopes_at(positions), range(8)))
         assert all(torch.equal(result, expected) for result in results)
 
 
@@ -96,7 +96,7 @@ def test_casting_and_moving_a_model_keeps_them_exact(converted: Convert) -> None
     ids, _ = batch(rows=1, length=40)
     model(ids)
     model.half().bfloat16().float()
-    slopes = model.base_model.alibi.at(torch.arange(40)[None])
+    slopes = model.base_model.alibi.slopes_at(torch.arange(40)[None])
     assert torch.equal(slopes.flatten(1), torch.tensor(model.base_model.alibi.slopes))
     model.to("meta")
     assert model(ids.to("meta")).logits.device.type == "meta"

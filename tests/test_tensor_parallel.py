@@ -94,8 +94,8 @@ def test_two_processes_give_the_logits_of_one(tmp_path: Path) -> None:
     plant(
         tmp_path / "channels",
         "ntk_attention.py",
-        "own_heads(channels, mesh)",
-        "channels[:, : query.shape[1]]",
+        "local_heads(channels, plan.processes)",
+        "channels[:, : channels.shape[1] // plan.processes.size()]",
     )
     results = launch({**right, **others}, tmp_path)
     assert wrong({name: results[name] for name in right}) == []

@@ -161,14 +161,13 @@ NOT_SCALED = {
 }
 SPAN = {"span": ("math.log(5 / m)", "math.log(6 / m)")}
 OTHER_LAYERS = {
-    "the-first-layer's": ("self.layer_idx if len(plan.query_channels) > 1 else 0", "0"),
-    "the-other-layer's": ("self.layer_idx if len(plan.query_channels) > 1", "1 - self.layer_idx if True"),
+    "the-first-layer's": ("row = self.layer_idx", "row = 0"),
+    "the-other-layer's": ("row = self.layer_idx", "row = 1 - self.layer_idx"),
 }
 UNLIKE_STOCK = {
     "activation": ('approximate="tanh"', 'approximate="none"'),
     "layout": ("query, key, value = (part", "key, query, value = (part"),
 }
-BLOCKS = "[attend(q, key, value, m, at) for q, m, at in blocks]"
 WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
     # A checkpoint, its scaling, the message, and what gives it: the correct code, and what replaces it.
     (
@@ -181,8 +180,8 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
                 "(top - math.log(m)) / (top - bottom)",
                 "0.9 * (top - math.log(m)) / (top - bottom)",
             ),
-            "lowest-digit": ("positions % BASE / BASE]", "positions % BASE / 128]"),
-            "cached-positions": ("(queries, device=hidden_states.device) + seen", "(queries)"),
+            "lowest-digit": ("positions % BASE / BASE", "positions % BASE / 128"),
+            "cached-positions": ("new + seen, quantised", "new, quantised"),
             "cache": (
                 "room[..., seen : seen + new, :] = states",
                 "room[..., : seen + new, :][..., -new - (seen > 0) :, :][..., :new, :] = states",
@@ -194,7 +193,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         "bloom",
         "ntk",
         "chunked attention differs",
-        {"chunk-mask": ("queries in (1, cache.keys)", "queries <= cache.keys")},
+        {"chunk-mask": ("queries == cache.keys", "queries <= cache.keys")},
     ),
     (
         "bloom",
@@ -203,7 +202,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         {
             "decoding": (
                 "value[:, :, : plan.key_length]",
-                "value[:, :, : plan.key_length].roll(int(query.shape[2] == 1), 2)",
+                "value[:, :, : plan.key_length].roll(int(len(plan.slots) == 1), 2)",
             )
         },
     ),
@@ -214,7 +213,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         "'transformer.extra.bias' is missing, and 1 more",
         {"extra-module": ("        self.ln_f =", "        self.extra = nn.Linear(2, 2); self.ln_f =")},
     ),
-    ("bloom", "ntk-length", SLOPE, {"rate": ("self.rate * lengths.float()", "lengths.float()")}),
+    ("bloom", "ntk-length", SLOPE, {"rate": ("self.rate * tokens.float()", "tokens.float()")}),
     ("bloom", "by-parts", SLOPE, SPAN),
     (
         "bloom",
@@ -243,7 +242,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         "fitted",
         f"{LAYER} {QUERIES}",
         {
-            "temperatures-dropped": ("if factors is not None:", "if False:"),
+            "temperatures-dropped": ("(query * factors[..., None])", "query"),
             "other-heads'-temperatures": (
                 "query * factors[..., None]",
                 "query * factors.roll(1, 1)[..., None]",
@@ -303,7 +302,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         "mosaic_bert",
         "fitted",
         SLOPE,
-        {"other-layer's-slopes": ("plans[index if len(plans) > 1 else 0]", "plans[0]")},
+        {"other-layer's-slopes": ("plans[index]", "plans[0]")},
     ),
     (
         "mosaic_bert",
@@ -312,8 +311,8 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         {
             "temperatures-dropped": ("if plan.query_factors is not None:", "if False:"),
             "other-layer's-temperatures": (
-                "zip(slopes, each, strict=True)",
-                "zip(slopes, reversed(each), strict=True)",
+                "zip(slopes, factors, strict=True)",
+                "zip(slopes, factors.flip(0), strict=True)",
             ),
         },
     ),
@@ -353,8 +352,11 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         "ntk-position",
         FUSED,
         {
-            "later-blocks-at-the-start": (BLOCKS, BLOCKS.replace("m, at)", "m, slots[0][: len(at)])")),
-            "first-block's-slopes": (BLOCKS, BLOCKS.replace("m, at)", "own[0][..., : len(at)], at)")),
+            "later-blocks-at-the-start": (
+                "block_slopes, slots)",
+                "block_slopes, slot_blocks[0][: len(slots)])",
+            ),
+            "first-block's-slopes": ("block_slopes, slots)", "slope_blocks[0][..., : len(slots)], slots)"),
         },
     ),
 ]

@@ -41,14 +41,15 @@ def torch_kernels(settings: Settings, document: Document) -> None:
     with repositories(setup, "position"):
         model = load(setup, Side("converted", "position", "sdpa"))
         code = sys.modules[type(model).__module__.rpartition(".")[0] + ".ntk_alibi"]
-        planned = code.PLANNED
+        # From 0 queries on, cuDNN's kernel is left to torch's choice.
+        sides = (("templates", code.CUDNN_QUERIES), ("torch's choice", 0))
 
         def milliseconds(call: Callable[..., Any], *arguments: Any) -> float:
             return 1000 * measuring.timed(settings.device, lambda: call(model, *arguments))[0]
 
         for length in lengths:
             ids = measuring.tokens(setup, length)
-            for less, (name, code.PLANNED) in enumerate((("templates", planned), ("torch's choice", 0)), 1):
+            for less, (name, code.CUDNN_QUERIES) in enumerate(sides, 1):
                 cache, prompt = measuring.random_cache(setup, model, length), ids[:, :-less]
                 tokens = [
                     milliseconds(measuring.decode, ids[:, :1], at, cache)

@@ -47,8 +47,8 @@ class TrainableAlibi:
         """[1 or layers, heads]; None if there are none."""
         self._stock = torch.tensor(stock, dtype=dtype, device=device)[:, None]
 
-    def at(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
-        """The slopes for queries at the given positions; see the template's ``Alibi.at``."""
+    def slopes_at(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
+        """The slopes for queries at the given positions; see the template's ``Alibi.slopes_at``."""
         return self._stock * self._powers(-self.exponents, positions)
 
     def query_factors(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> Any:  # noqa: ARG002

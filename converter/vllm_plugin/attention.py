@@ -87,7 +87,7 @@ class Setup:
             return Channels(None, None, factors)
         scale = self.config.score_scale
         if self.alibi.power is None:
-            queries = query_channels(self.alibi.at(positions[None], values=values), scale)
+            queries = query_channels(self.alibi.slopes_at(positions[None], values=values), scale)
             keys = key_channels(positions[None], None)
         else:
             queries = concave_query_channels(self.alibi, positions[None], scale, dtype, values)

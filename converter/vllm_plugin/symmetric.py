@@ -24,7 +24,11 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.selector import get_attn_backend
 
 from converter.vllm_plugin.attention import Setup
-from converter.vllm_plugin.templates.ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
+from converter.vllm_plugin.templates.ntk_symmetric import (
+    SymmetricAttention,
+    SymmetricPlan,
+    plan_symmetric_attention,
+)
 
 
 @dataclass
@@ -90,7 +94,7 @@ class TextByText(AttentionImpl[Texts]):
 
         return [
             plan._replace(slopes=sliced(plan.slopes), query_factors=sliced(plan.query_factors))
-            for plan in plan_attention(self.setup.alibi, query[None], None, eager=False)
+            for plan in plan_symmetric_attention(self.setup.alibi, query[None], None, eager=False)
         ]
 
 

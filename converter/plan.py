@@ -285,7 +285,7 @@ def _decide_weights(model: Model, dtype: Dtype | None, link: Link | None, *, ver
         link,
         keep=model.exact_tensors,
         tied=model.tied_tensors,
-        unread=model.unread if verify else None,
+        ignored=model.ignored_tensors if verify else None,
         digests={name: digest for name, digest in found.items() if digest is not None},
     )
     return WeightFiles(model, sizes, dtype, options)
@@ -375,7 +375,7 @@ def _whose_weights(
         return "other"
     for name, target in weights.targets.items():
         if target not in digests:
-            scan = model.scan(name, DIVERGED) if weights.options.unread else bool
+            scan = model.scan(name, DIVERGED) if weights.options.ignored else bool
             digests[target] = sha256(folder / target, look=scan)
     if rewritten:
         return weights_of(model, {name: sha256(model.folder / name) for name in weights.sizes})

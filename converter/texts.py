@@ -18,7 +18,7 @@ from converter.source.open import open_folder
 from converter.source.sentence_transformers import Pooling
 from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
 from converter.verification import unlogged
-from converter.verification.patched import Patched, templates
+from converter.verification.imported import ImportedRepository, templates
 
 BLOCK = 1 << 16
 """Characters that are tokenised at once."""
@@ -28,10 +28,10 @@ MOST_UNKNOWN = 0.25
 """Of the tokens. Proteins are unknown to a model of DNA, and so are the stretches of N in a genome."""
 
 
-def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
+def load_tokenizer(folder: Path, name: str, imported: ImportedRepository | None) -> Any:
     """Loads the tokenizer in ``folder`` without running its repository's code.
 
-    ``name`` is for messages; ``patched`` is the converted repository whose tokenizer it is, or None for a
+    ``name`` is for messages; ``imported`` is the converted repository whose tokenizer it is, or None for a
     rotary model. Raises ``SourceError`` if it does not load.
     """
     try:
@@ -41,7 +41,7 @@ def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
                 with templates() as load:
                     return getattr(load(TEMPLATE.removesuffix(".py")), ours).from_pretrained(folder)
             # Pass the config, or transformers would look for one and may not know its class.
-            known = {} if patched is None else {"config": patched.build_config()}
+            known = {} if imported is None else {"config": imported.build_config()}
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **known)
     except Exception as error:  # a damaged file can raise anything
         raise SourceError(f"the tokenizer of {name} does not load ({reason(error)})") from error

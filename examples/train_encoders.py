@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
-from converter.verification.patched import templates
+from converter.verification.imported import templates
 
 Task = Literal["pairs", "masked"]
 

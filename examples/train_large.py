@@ -39,7 +39,7 @@ from torch import nn
 from train import PASS_ACCURACY, TOKENIZER_CONFIG, mpt_config
 
 from converter.scaling.scaling import UNSCALED, Scaling
-from converter.verification.patched import templates
+from converter.verification.imported import templates
 
 LAYERS, HEADS, WIDTH, PIECES = 10, 8, 256, 4096
 BIAS_MAX = 6

@@ -113,8 +113,8 @@ def in_this_process(source: Path, target: Path, names: dict[str, Any], _: object
     """In place of ``worker.rewrite_apart``: a process for each of many files would take minutes."""
     from converter.weights.rewrite import rewrite
 
-    unread = names["unread"]
-    return rewrite(source, target, **{**names, "unread": unread and re.compile(unread)})
+    ignored = names["ignored"]
+    return rewrite(source, target, **{**names, "ignored": ignored and re.compile(ignored)})
 
 
 @pytest.fixture

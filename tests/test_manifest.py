@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from converter import OnnxOptions, convert, export
 from converter.errors import ConverterError, SourceError, VerificationError
 from converter.publish.contents import read_contents, verify
-from converter.result.manifest import MANIFEST, read, write
+from converter.result.manifest import MANIFEST, read_manifest, write
 from tests import tiny
 from tests.conftest import Pristine, Refused, edit_json
 from tests.dealt import quick
@@ -57,7 +57,7 @@ def actual(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def listed(folder: Path) -> dict[str, tuple[int, str | None]]:
-    return {name: (entry.size, entry.sha256) for name, entry in read(folder).items()}
+    return {name: (entry.size, entry.sha256) for name, entry in read_manifest(folder).items()}
 
 
 def checked(folder: Path) -> list[Any]:
@@ -81,7 +81,7 @@ def test_a_conversion_lists_what_it_wrote_and_an_export_adds_to_it(out: Path) ->
 
 def test_linked_weights_are_listed_without_being_read(pristine: Pristine, tmp_path: Path) -> None:
     out = convert(pristine("bloom"), tmp_path / "out", scale=2, verify=False, link="hard").path
-    assert read(out)["model.safetensors"].sha256 is None
+    assert read_manifest(out)["model.safetensors"].sha256 is None
     assert {name: size for name, (size, _) in listed(out).items()} == {
         name: size for name, (size, _) in actual(out).items()
     }

@@ -287,7 +287,7 @@ def test_a_wrong_graph_leaves_the_conversion(
         tmp_path / "out",
         ("--onnx", "--last-logits", "--provider", "cpu", "--push-to-hub", "org/new"),
     )
-    monkeypatch.setattr("converter.publish.push.check", lambda *_: None)  # there is no Hub here
+    monkeypatch.setattr("converter.publish.push.check_target", lambda *_: None)  # there is no Hub here
     with monkeypatch.context() as patch:
         patch.setattr("converter.onnx.decoder.Decoder.epsilon", 0.5)
         result = run(pristine("bloom"), *CONVERT, "--out", out, *words, "--private", "--json")

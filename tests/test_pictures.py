@@ -34,7 +34,7 @@ from converter.pictures.per_head import (
     draw_wavelengths,
 )
 from converter.pictures.plotting import curves, plot
-from converter.pictures.positions import Positions, read
+from converter.pictures.positions import Positions, read_positions
 from converter.pictures.style import DPI, MARGIN, MOST_LINES, WIDEST_LABEL, plain, render
 from converter.scaling.scaling import Scaling
 from converter.scaling.slopes import stock_slopes
@@ -392,7 +392,7 @@ def test_the_cards_picture_is_small(heads: int) -> None:
 @pytest.mark.parametrize(("family", "scale"), [("bloom", 1.0), ("falcon", 8**-0.5), ("jina_bert", 1.0)])
 def test_what_is_read_of_a_model(tmp_path: Path, family: str, scale: float) -> None:
     source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / family, num_heads=6)
-    drawn = read(str(source), train_length=16)
+    drawn = read_positions(str(source), train_length=16)
     np.testing.assert_allclose(drawn.stock, press_slopes(6))
     assert (drawn.name, drawn.rotary, drawn.train_length) == (family, False, 16)
     assert drawn.bias_scale == pytest.approx(scale)

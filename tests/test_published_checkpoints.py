@@ -49,7 +49,7 @@ from converter.source.tokenizer import KNOWN, read_tokenizer
 from converter.source.weight_files import weight_files as weight_files_of
 from converter.source.weight_files import weights_index
 from converter.verification import tensors
-from converter.verification.patched import Patched
+from converter.verification.imported import ImportedRepository
 from tests.models import model_of
 from tests.true_geometry import PUBLISHED as CHECKPOINTS
 
@@ -191,7 +191,7 @@ def test_every_tensor_has_its_place_in_the_family_s_model(family: str, entry: En
     (tmp_path / "config.json").write_text(json.dumps(config))
     repository = open_model(tmp_path)
     assert isinstance(repository, AlibiModel)
-    with Patched.load(repository) as patched:
+    with ImportedRepository.load(repository) as patched:
         found = tensors.check(patched)
     assert found.detail.startswith(f"all {sum(not name.endswith(SLOPES) for name in named)} tensors fit")
 

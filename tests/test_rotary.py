@@ -161,7 +161,7 @@ def test_logits(model_type: str, options: dict[str, Any], pristine: Pristine, tm
     result = convert(source, tmp_path / "out", **options)
     config, tensors = tiny.read(source)
     tokens = tiny.token_ids(1, 3 * tiny_rotary.LENGTH)[0]
-    rotary = settings.read(config)
+    rotary = settings.read_rotary(config)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
     with torch.no_grad():
         logits = model(torch.from_numpy(tokens)[None]).logits[0].double().numpy()
@@ -272,7 +272,7 @@ def test_what_a_config_leaves_out(model_type: str, make_source: MakeSource, tmp_
     """The installed transformers' class uses the default base and fraction that this project assumes."""
     model = MODELS[model_type]
     source = make_source(model_type, {model.base_key: None, model.partial_key: None})
-    rotary = settings.read(config_of(source))
+    rotary = settings.read_rotary(config_of(source))
     assert (rotary.base, rotary.partial) == (model.base, model.partial)
     verified(source, source, UNSCALED)
     convert(source, tmp_path / "out", method="none")

@@ -421,7 +421,7 @@ class Hungry:
         return bytearray, (10**13,)
 
 
-PLAIN = {"dtype": None, "keep": [], "expected": [], "tied": [], "unread": None}
+PLAIN = {"dtype": None, "keep": [], "expected": [], "tied": [], "ignored": None}
 
 
 @pytest.fixture

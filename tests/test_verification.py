@@ -90,9 +90,9 @@ def test_options_pass_or_say_why_the_stock_model_is_no_measure(
 
 def large_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer counts as large: one is run, in the dtype in which it is stored."""
-    monkeypatch.setattr("converter.verification.shrunk.LARGEST_PAIR", 0)
-    monkeypatch.setattr("converter.verification.shrunk.LARGEST_FLOAT32", 0)
-    monkeypatch.setattr("converter.verification.shrunk.BLOCK", 1000)
+    monkeypatch.setattr("converter.verification.truncated.LARGEST_PAIR", 0)
+    monkeypatch.setattr("converter.verification.truncated.LARGEST_FLOAT32", 0)
+    monkeypatch.setattr("converter.verification.truncated.BLOCK", 1000)
 
 
 HALF = [*dealt(STOCK, [torch.bfloat16, torch.float16], [False]), *((f, torch.bfloat16, True) for f in STOCK)]

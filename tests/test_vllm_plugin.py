@@ -12,7 +12,7 @@ import pytest
 from converter import vllm_plugin
 from converter.families import FAMILIES
 from converter.families.family import Family
-from converter.verification.patched import templates
+from converter.verification.imported import templates
 
 GUIDES = (
     *("compilation.decorators", "config", "distributed", "platforms", "sequence"),

@@ -113,10 +113,10 @@ def test_values_of_a_bin_that_are_not_finite(tmp_path: Path) -> None:
     """Those of a tensor that nothing reads may be anything."""
     state = {"a": torch.ones(3), "masked_bias": torch.tensor(-math.inf)}
     torch.save(state, tmp_path / "a.bin")
-    rewrite(tmp_path / "a.bin", tmp_path / "a", unread=re.compile("masked_bias$"))
+    rewrite(tmp_path / "a.bin", tmp_path / "a", ignored=re.compile("masked_bias$"))
     torch.save({**state, "b": torch.tensor([0.0, math.nan])}, tmp_path / "b.bin")
     with pytest.raises(SourceError, match=r"^the tensor 'b' in b\.bin has values that are NaN or infinite;"):
-        rewrite(tmp_path / "b.bin", tmp_path / "b", unread=re.compile("masked_bias$"))
+        rewrite(tmp_path / "b.bin", tmp_path / "b", ignored=re.compile("masked_bias$"))
 
 
 STATE = {

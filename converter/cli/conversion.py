@@ -118,9 +118,9 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
         requirements.check_installed(graph)
     conversion = prepare(progress=progress(), **arguments)
     if graph is not None:
-        requirements.check(conversion.plan, graph)
+        requirements.check_exportable(conversion.plan, graph)
     if target is not None:
-        pushing.check(target, conversion.plan.model.origin, conversion.plan.files.config)
+        pushing.check_target(target, conversion.plan.model.origin, conversion.plan.files.config)
     if arguments["dry_run"]:
         _show_preview(conversion, graph)
     else:

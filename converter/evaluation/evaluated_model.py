@@ -49,7 +49,7 @@ from converter.source.source import CONFIG, plain_text
 from converter.source.weight_files import check_weights, weight_files
 from converter.texts import load_tokenizer
 from converter.verification import unlogged, verify
-from converter.verification.patched import Patched
+from converter.verification.imported import ImportedRepository
 from converter.weights.files import sha256
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class EvaluatedModel:
     """As the user chose it; ``hardware`` is for the model that is loaded."""
     work: Path
     """A temporary folder."""
-    patched: Patched | None
+    imported: ImportedRepository | None
     """The converted repository with its code imported; None for rotary models, which need no code."""
     _loaded: tuple[Scaling, Any] | None = field(default=None)
     stock: Slopes = ()
@@ -101,7 +101,7 @@ class EvaluatedModel:
     @property
     def predicts_masked(self) -> bool:
         """Whether it is an encoder with a head that predicts masked tokens."""
-        return self.patched is not None and auto_class(self.patched.model.result_config) == MASKED
+        return self.imported is not None and auto_class(self.imported.model.result_config) == MASKED
 
     @property
     def mask(self) -> int | None:
@@ -121,14 +121,14 @@ class EvaluatedModel:
     @property
     def pooling(self) -> Pooling:
         """How an encoder's repository makes one vector of a text; see ``pooling_of``."""
-        assert self.patched is not None
-        return pooling_of(open_folder(self.patched.model.folder))
+        assert self.imported is not None
+        return pooling_of(open_folder(self.imported.model.folder))
 
     @property
     def hardware(self) -> Hardware:
         """How to run the model that is loaded."""
         dynamic = self._loaded is not None and self._loaded[0].dynamic
-        if self.patched is None and dynamic:
+        if self.imported is None and dynamic:
             # transformers gives all rows of a batch the base for the longest row.
             return replace(self.chosen_hardware, batch_size=1)
         return self.chosen_hardware
@@ -153,8 +153,8 @@ class EvaluatedModel:
         """The model under a scaling, in evaluation mode; do not use an earlier one after this call."""
         if self._loaded is not None and self._loaded[0] == scaling:
             return self._loaded[1]
-        if self.patched is not None:
-            model = self._loaded[1] if self._loaded else self._load_patched(self.patched)
+        if self.imported is not None:
+            model = self._loaded[1] if self._loaded else self._load_imported(self.imported)
             alibi = model.base_model.alibi
             layers = self.model.geometry.num_layers
             model.config.alibi_scaling = scaling.to_json()  # from which caches know the size of heads
@@ -208,16 +208,16 @@ class EvaluatedModel:
             found["predicts"] = "masked tokens"
         return found
 
-    def _load_patched(self, patched: Patched) -> Any:
-        named = patched.model.result_config["auto_map"]
+    def _load_imported(self, imported: ImportedRepository) -> Any:
+        named = imported.model.result_config["auto_map"]
         if not self.model.decoder:
-            model_class = patched.architecture
+            model_class = imported.architecture
         elif CAUSAL in named:
-            model_class = getattr(patched.modeling, named[CAUSAL].partition(".")[2])
+            model_class = getattr(imported.modeling, named[CAUSAL].partition(".")[2])
         else:
             raise UnsupportedModel(f"{self.model.name} has no language model, which evaluation needs")
-        config = patched.build_config(alibi_scaling=None)
-        model = self._load(model_class, patched.model.folder, config=config)
+        config = imported.build_config(alibi_scaling=None)
+        model = self._load(model_class, imported.model.folder, config=config)
         self.stock = tuple(model.base_model.alibi.slopes[0])
         return model
 
@@ -297,20 +297,20 @@ def open_evaluated_model(
         check_weights(source, weight_files(source))  # else the conversion does
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
         work = Path(name)
-        folder, patched = source.folder, None
+        folder, imported = source.folder, None
         if isinstance(opened, AlibiModel):
             folder = work / "model"
             repository = _convert(opened, folder, UNSCALED, progress=progress)
             assert isinstance(repository, AlibiModel)
-            patched = stack.enter_context(Patched.load(repository))
-            headless = patched.architecture is patched.backbone
-            if not (opened.decoder or headless or auto_class(patched.model.result_config) == MASKED):
+            imported = stack.enter_context(ImportedRepository.load(repository))
+            headless = imported.architecture is imported.backbone
+            if not (opened.decoder or headless or auto_class(imported.model.result_config) == MASKED):
                 raise UnsupportedModel(
                     f"{source.name} neither embeds texts nor predicts masked tokens "
-                    f"({patched.architecture.__name__}); evaluation needs one of them"
+                    f"({imported.architecture.__name__}); evaluation needs one of them"
                 )
-        tokenizer = load_tokenizer(folder, source.name, patched)
-        evaluated = EvaluatedModel(opened, tokenizer, hardware, work, patched)
+        tokenizer = load_tokenizer(folder, source.name, imported)
+        evaluated = EvaluatedModel(opened, tokenizer, hardware, work, imported)
         try:
             yield evaluated
         except torch.OutOfMemoryError as error:

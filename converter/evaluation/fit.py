@@ -216,7 +216,7 @@ def _check_form(static: bool, dynamic: Basis | None) -> None:
 def _check_model(evaluated: EvaluatedModel, prompts: Sequence[AnyTask]) -> None:
     """Refuses a model without slopes, and prompts for one that gives no answers."""
     name = evaluated.model.name
-    if evaluated.patched is None:
+    if evaluated.imported is None:
         raise UsageError(f"{name} has rotary positions, which have no slopes to fit; see tune")
     if prompts and not evaluated.model.decoder:
         raise UsageError(

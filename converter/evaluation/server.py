@@ -46,7 +46,7 @@ from converter.source.source import CONFIG
 from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.source.weight_files import weight_files
 from converter.texts import load_tokenizer
-from converter.verification.patched import Patched
+from converter.verification.imported import ImportedRepository
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -390,5 +390,5 @@ def _tokenizer(model: Model, folder: Path) -> Any:
         return load_tokenizer(folder, model.name, None)
     written = read_model(open_folder(folder))
     assert isinstance(written, AlibiModel)
-    with Patched.load(written) as patched:
-        return load_tokenizer(folder, model.name, patched)
+    with ImportedRepository.load(written) as imported:
+        return load_tokenizer(folder, model.name, imported)

@@ -50,7 +50,7 @@ LAYER: dict[str, tuple[Any, ...]] = {
     "sliding_window_size": (None,),
 }
 """The same in ``default_layer``."""
-UNREAD = (r"\.attn_kernel\.alibi_slopes$", r"\._extra_state$")
+IGNORED_TENSORS = (r"\.attn_kernel\.alibi_slopes$", r"\._extra_state$")
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def settings(config: Config) -> dict[str, Any]:
     return {**inner(config, NESTED), **config}
 
 
-def check(config: Config) -> None:
+def check_supported(config: Config) -> None:
     options = settings(config)
     layer = options.get("default_layer")
     if not isinstance(layer, dict):
@@ -96,7 +96,7 @@ FAMILY = Family(
     kind="encoder",
     model_types=("matformer",),
     class_prefixes=("Matformer",),
-    check=check,
+    check_supported=check_supported,
     checkpoints=(
         Trained(1024, "card", ("AlBERTurin/AlBERTmini", "AlBERTurin/AlBERTina")),
         Trained(None, "its card was not read; the smaller ones have 1024", ("AlBERTurin/AlBERTone101",)),
@@ -108,7 +108,7 @@ FAMILY = Family(
     layers="blocks.layers",
     embeddings="embed_tokens.weight",
     head=HEAD,
-    unread=UNREAD,
+    ignored_tensors=IGNORED_TENSORS,
     restored={
         "bias": False,
         "default_layer": {

@@ -35,7 +35,7 @@ VOCABULARY, VOCABULARY_2 = 64000, 125696
 OPTIONS: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",), "tie_word_embeddings": (None, False)}
 
 
-def check(config: Config) -> None:
+def check_supported(config: Config) -> None:
     check_positions(config)
     norm_head(config)
     check_options({"hidden_act": "silu", **config}, OPTIONS, "a Baichuan")
@@ -116,7 +116,7 @@ FAMILY = Family(
     title="Baichuan-13B",
     model_types=("baichuan",),
     class_prefixes=("Baichuan",),
-    check=check,
+    check_supported=check_supported,
     checkpoints=(
         Trained(
             4096,

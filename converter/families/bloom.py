@@ -68,7 +68,7 @@ CHECKPOINTS = (
 )
 
 
-def check(config: Config) -> None:
+def check_supported(config: Config) -> None:
     ranks = config.get("pretraining_tp")
     if config.get("slow_but_exact") and is_number(ranks) and ranks > 1:
         raise Undecided(
@@ -86,7 +86,7 @@ FAMILY = Family(
     checkpoints=CHECKPOINTS,
     sizes=("n_head", "hidden_size", "n_layer"),
     spellings={"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
-    check=check,
+    check_supported=check_supported,
     sized={
         (250880, heads, width, layers): f"bigscience/bloom-{size}"
         for size, heads, width, layers in (

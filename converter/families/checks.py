@@ -40,7 +40,7 @@ def check_source(config: Config) -> Family | Rotary:
     """
     if settings.recognises(config):
         check_plain(config)
-        return settings.read(config)
+        return settings.read_rotary(config)
     return check_family(recognise(config), config)
 
 
@@ -52,7 +52,7 @@ def check_family(family: Family, config: Config) -> Family:
             f"config.json has alibi_scaling {config['alibi_scaling']!r}, which {family.title} does not read; "
             "if the model was trained without it, remove it; otherwise this model cannot be converted"
         )
-    family.check(config)
+    family.check_supported(config)
     family.architectures(config)
     family.geometry(config)
     count(config, "vocab_size", default=1)

@@ -28,7 +28,7 @@ LAYOUTS = {"multi_query": True, "parallel_attn": True, "new_decoder_architecture
 """Flags of Falcon's other layouts, with transformers' defaults."""
 
 
-def check(config: Config) -> None:
+def check_supported(config: Config) -> None:
     if config.get("alibi") is not True:
         raise UnsupportedModel(
             f"alibi is {config.get('alibi', False)!r}: this Falcon, like falcon-7b and falcon-40b, has "
@@ -51,7 +51,7 @@ FAMILY = Family(
     title="Falcon-RW",
     model_types=("falcon", *OLD_TYPES),
     class_prefixes=("Falcon", "RW"),
-    check=check,
+    check_supported=check_supported,
     checkpoints=(
         Trained(2048, "arXiv 2306.01116", ("tiiuae/falcon-rw-1b", "tiiuae/falcon-rw-7b")),
         Trained(

@@ -81,7 +81,7 @@ class Family:
     """The config's keys of the number of heads, the hidden size and the number of layers."""
     spellings: Mapping[str, str] = field(default_factory=dict)
     """Other names of keys -> those that the template reads."""
-    check: Callable[[Config], None] = lambda config: None
+    check_supported: Callable[[Config], None] = lambda config: None
     """Raises ``UnsupportedModel``, with the reason, for a config whose options cannot be honoured."""
     kv_heads: Callable[[Config, int], int] = lambda config, heads: heads
     """The number of key and value heads; takes the config and the number of heads."""
@@ -122,7 +122,7 @@ class Family:
     own_scaling: bool = False
     """Whether the source's code reads ``alibi_scaling`` from its config, as BTLM's does. The trained length
     is then its ``train_seq_len``, if there is one."""
-    unread: tuple[str, ...] = ()
+    ignored_tensors: tuple[str, ...] = ()
     """Patterns of stored tensors that no computation uses, such as the buffer of a causal mask."""
     tokenizer_class: str = "PreTrainedTokenizerFast"
     """The class that transformers chooses for the source's model_type if the tokenizer's config has none."""
@@ -135,7 +135,7 @@ class Family:
     doubt: Callable[[Config], str | None] = lambda config: None
     """What the config leaves unclear and users of the result should know; None if all is clear."""
     restored: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that ``check`` reads and the template does not, with the values that all converted models have."""
+    """Keys that ``check_supported`` reads, and the template does not -> the value in all converted models."""
     examples: tuple[str, ...] = field(default=())
     """Hub ids for the documentation's table."""
 
@@ -278,7 +278,7 @@ def check_options(config: Config, known: Mapping[str, tuple[Any, ...]], what: st
             raise UnsupportedModel(f"{where}{key} is {value!r}; only {what} with {fit} can be converted")
 
 
-UNREAD = r"(^|\.)(masked_bias|(\w+_)?mask)$"
+IGNORED_TENSORS = r"(^|\.)(masked_bias|(\w+_)?mask)$"
 """Causal-mask buffers that old checkpoints of any family store and no version of a model reads."""
 
 SLOPES = "alibi_slopes"

@@ -53,7 +53,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 LARGEST_HEAD_DIM = 256
 
 
-def check(config: Config) -> None:
+def check_supported(config: Config) -> None:
     positions = config.get("position_embedding_type", "learned")
     if positions != "alibi":
         raise UnsupportedModel(
@@ -182,7 +182,7 @@ FAMILY = Family(
     model_types=("jais", "btlm", "gpt_jx"),
     class_prefixes=("JAIS", "BTLM", "GPTJX"),
     class_aliases={"JAISLMHeadModel": "ForCausalLM", "BTLMLMHeadModel": "ForCausalLM"},
-    check=check,
+    check_supported=check_supported,
     checkpoints=CHECKPOINTS,
     sizes=("n_head", "n_embd", "n_layer"),
     spellings={"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
@@ -192,7 +192,7 @@ FAMILY = Family(
     embeddings="wte.weight",
     stored_slopes="relative_pe.slopes",
     own_scaling=True,
-    unread=(r"(^|\.)relative_pe\.slopes$", r"(^|\.)attn\.(bias|masked_bias)$"),
+    ignored_tensors=(r"(^|\.)relative_pe\.slopes$", r"(^|\.)attn\.(bias|masked_bias)$"),
     stock=False,
     examples=("inceptionai/jais-13b", "inceptionai/jais-30b-v3", "cerebras/btlm-3b-8k-base"),
 )

@@ -62,7 +62,7 @@ def claims(config: Config) -> bool:
     )
 
 
-def check(config: Config) -> None:
+def check_supported(config: Config) -> None:
     if any(name.startswith(FIRST) for name in encoder.class_names(config)):
         raise UnsupportedModel(
             "this is the first revision of a JinaBERT (its classes are called JBert...), whose tensors have "
@@ -135,7 +135,7 @@ FAMILY = Family(
     claims=claims,
     sign="`bert` with `JinaBert...` classes",
     class_prefixes=("JinaBert",),
-    check=check,
+    check_supported=check_supported,
     checkpoints=CHECKPOINTS,
     length_hint="max_position_embeddings",
     length_doubt="is the length that the model is meant to reach, 16 times the trained one in Jina's own",
@@ -146,7 +146,7 @@ FAMILY = Family(
     embeddings="embeddings.word_embeddings.weight",
     head=encoder.DECODER,
     # The first pattern is a second name of cls.predictions.bias.
-    unread=(r"^cls\.predictions\.decoder\.bias$", encoder.BUFFERS),
+    ignored_tensors=(r"^cls\.predictions\.decoder\.bias$", encoder.BUFFERS),
     tokenizer_class="BertTokenizerFast",
     stock=False,
     examples=("jinaai/jina-embeddings-v2-base-en", "jinaai/jina-embeddings-v2-base-code"),

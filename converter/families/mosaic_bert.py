@@ -49,7 +49,7 @@ def claims(config: Config) -> bool:
     return config.get("model_type") in (None, "bert") and "alibi_starting_size" in config
 
 
-def check(config: Config) -> None:
+def check_supported(config: Config) -> None:
     for auto, name in inner(config, "auto_map").items():
         known = isinstance(name, str) and (auto == "AutoConfig" or KNOWN_CODE.search(name))
         if not known or FOREIGN_KEYS.search(name.rpartition("--")[2]):
@@ -114,7 +114,7 @@ FAMILY = Family(
     sign="`bert` or none, with `alibi_starting_size`",
     class_prefixes=("Bert",),
     class_aliases={"MosaicBertForEmbeddingGeneration": "Model"},
-    check=check,
+    check_supported=check_supported,
     checkpoints=CHECKPOINTS,
     length_hint="max_position_embeddings",
     length_doubt="is BERT's default, whatever the model was trained at",
@@ -123,7 +123,7 @@ FAMILY = Family(
     layers="encoder.layer",
     embeddings="embeddings.word_embeddings.weight",
     head=encoder.DECODER,
-    unread=(encoder.BUFFERS,),
+    ignored_tensors=(encoder.BUFFERS,),
     tokenizer_class="BertTokenizerFast",
     stock=False,
     examples=("mosaicml/mosaic-bert-base", "zhihan1996/DNABERT-2-117M"),

@@ -45,7 +45,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def check(config: Config) -> None:
+def check_supported(config: Config) -> None:
     if config.get("alibi") is not True:
         raise UnsupportedModel(
             f"alibi is {config.get('alibi', False)!r}: this MosaicGPT was trained with learned positions, so "
@@ -84,7 +84,7 @@ FAMILY = Family(
     model_types=("mosaic_gpt", "replit_lm"),
     class_prefixes=("MosaicGPT", "ReplitLM"),
     class_aliases={"MosaicGPT": "ForCausalLM", "ReplitLM": "ForCausalLM"},
-    check=check,
+    check_supported=check_supported,
     sizes=("n_heads", "d_model", "n_layers"),
     spellings={"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
     trained_slopes=trained_slopes,

@@ -89,7 +89,7 @@ def attention(config: Config) -> Config:
     return inner(config, "attn_config")
 
 
-def check(config: Config) -> None:
+def check_supported(config: Config) -> None:
     options, layer = attention(config), ffn(config)
     alibi = options.get("alibi", not _foundry(config))
     if alibi is not True:
@@ -262,7 +262,7 @@ FAMILY = Family(
     title="MPT",
     model_types=("mpt",),
     class_prefixes=("Mpt", "MPT"),
-    check=check,
+    check_supported=check_supported,
     sizes=("n_heads", "d_model", "n_layers"),
     spellings={
         "hidden_size": "d_model",

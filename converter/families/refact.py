@@ -44,7 +44,7 @@ def claims(config: Config) -> bool:
     return config.get("model_type") == "gpt_refact" or (config.get("model_type") == "gpt_bigcode" and ours)
 
 
-def check(config: Config) -> None:
+def check_supported(config: Config) -> None:
     check_options({"multi_query": True, **config}, {"multi_query": (True,)}, "a Refact")
     if not isinstance(config.get(PACKED, True), bool):
         raise SourceError(f"config.json: {PACKED} is {config[PACKED]!r}, expected true or false")
@@ -67,7 +67,7 @@ FAMILY = Family(
     title="Refact-1.6B",
     model_types=("gpt_refact",),
     class_prefixes=("GPTRefact",),
-    check=check,
+    check_supported=check_supported,
     checkpoints=(Trained(4096, "card", ("smallcloudai/Refact-1_6B-fim",)),),
     sizes=("n_head", "n_embd", "n_layer"),
     spellings={

@@ -14,7 +14,7 @@ from converter.config import LONGEST, Config, Geometry, is_count
 from converter.errors import SourceError, UnsupportedModel, UsageError, option
 from converter.families import SLOPES, Family
 from converter.families.checks import check_wrapper
-from converter.families.family import UNREAD
+from converter.families.family import IGNORED_TENSORS
 from converter.model import alibi_config
 from converter.model.card_text import CardText, alibi_card_text
 from converter.model.model import Model
@@ -277,8 +277,8 @@ class AlibiModel(Model):
         return {"tie_word_embeddings": False}
 
     @property
-    def unread(self) -> re.Pattern[str]:
-        return re.compile("|".join((UNREAD, *self.family.unread)))
+    def ignored_tensors(self) -> re.Pattern[str]:
+        return re.compile("|".join((IGNORED_TENSORS, *self.family.ignored_tensors)))
 
     @property
     def exact_tensors(self) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def unread(self) -> re.Pattern[str]:
+    def ignored_tensors(self) -> re.Pattern[str]:
         """Finds the names of stored tensors that no model computes with, such as buffers of causal masks."""
 
     @property
@@ -274,4 +274,4 @@ class Model(ABC):
     def scan(self, file: str, remedy: str) -> Scan:
         """Finds weights that are NaN or infinite in the bytes of a file; ``remedy`` ends its message."""
         tensors = (tensor for tensor in self.checkpoint.tensors.values() if tensor.file == file)
-        return Scan(tensors, file, self.unread, remedy)
+        return Scan(tensors, file, self.ignored_tensors, remedy)

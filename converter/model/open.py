@@ -159,7 +159,7 @@ def _read_rotary_result(config: ResultConfig, origin: Provenance, fields: Mappin
     source_config = rotary_config.source_config(config, origin)
     record = origin.rotary or {}
     return RotaryModel(
-        rotary=settings.read(source_config),
+        rotary=settings.read_rotary(source_config),
         source_config=source_config,
         scaling=read_scaling(record.get("scaling"), f"config.json: {PROVENANCE}.rotary.scaling"),
         **fields,

@@ -42,7 +42,7 @@ class RotaryModel(Model):
     positions = "rotary"
     kind = "rotary"
     defaults: ClassVar[Defaults] = Defaults(None, NTK, settings.YARN_RAMP)
-    unread = BUFFERS
+    ignored_tensors = BUFFERS
 
     @property
     def model_type(self) -> str:

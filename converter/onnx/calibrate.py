@@ -26,7 +26,7 @@ from converter.onnx.rounding import BLOCK, block_parameters, dequantised
 from converter.progress import steps
 from converter.scaling.scaling import Scaling
 from converter.texts import load_tokenizer, read_windows
-from converter.verification.patched import Patched, build
+from converter.verification.imported import ImportedRepository, build
 
 WINDOW, WINDOWS = 512, 64
 """Tokens in a window of the text, and the most windows."""
@@ -51,11 +51,11 @@ def calibrate(
     tokenizer does not load.
     """
     found: dict[str, Path] = {}
-    with Patched.load(repository) as patched, torch.no_grad():
-        tokenizer = load_tokenizer(repository.folder, str(repository.folder), patched)
+    with ImportedRepository.load(repository) as imported, torch.no_grad():
+        tokenizer = load_tokenizer(repository.folder, str(repository.folder), imported)
         length = min(WINDOW, repository.trained.tokens or WINDOW)
         known, ids = np.unique(read_windows(tokenizer, files, length, WINDOWS), return_inverse=True)
-        model = Layers(patched, repository.scaling, known.tolist())
+        model = Layers(imported, repository.scaling, known.tolist())
         states = [model.enter(torch.from_numpy(row[None])) for row in ids.reshape(-1, length)]
         with steps("calibrating", len(model.layers), show=progress) as advance:
             for index, layer in enumerate(model.layers):
@@ -85,17 +85,17 @@ class Layers:
     ``tokens`` are the ids that will be used. Their places in this list take their place.
     """
 
-    def __init__(self, patched: Patched, scaling: Scaling, tokens: list[int]):
-        config = patched.build_config(alibi_scaling=scaling.to_json())
+    def __init__(self, imported: ImportedRepository, scaling: Scaling, tokens: list[int]):
+        config = imported.build_config(alibi_scaling=scaling.to_json())
         config.vocab_size = len(tokens)
         config.pad_token_id = None  # the ids are others
-        if patched.model.decoder:
+        if imported.model.decoder:
             config.use_cache = False
-        model = build(patched.architecture, config, device="meta")
-        self._patched = patched
+        model = build(imported.architecture, config, device="meta")
+        self._imported = imported
         self._backbone = backbone = model.base_model
         self._names = {module: name for name, module in model.named_modules()}
-        self._seen = backbone.decoder_layers if patched.model.decoder else backbone.encoder_layers
+        self._seen = backbone.decoder_layers if imported.model.decoder else backbone.encoder_layers
         self.layers = list(self._seen)
         """The modules, with weights on the device "meta" until they are loaded."""
         self.others: list[tuple[Any, ...]] = []
@@ -104,13 +104,13 @@ class Layers:
         """Parameter of a loaded layer -> its stored name."""
         for index in range(len(self.layers)):
             self._seen[index] = Seen()
-        tables = patched.model.family.tensor_names(patched.model.family.embeddings)
+        tables = imported.model.family.tensor_names(imported.model.family.embeddings)
 
         def read(stored: str) -> torch.Tensor:
-            return patched.rows(stored, tokens) if stored in tables else patched.tensor(stored)
+            return imported.rows(stored, tokens) if stored in tables else imported.tensor(stored)
 
         prefix = self._names[backbone]
-        patched.fill(backbone, f"{prefix}." if prefix else "", read)
+        imported.fill(backbone, f"{prefix}." if prefix else "", read)
 
     def enter(self, ids: torch.Tensor) -> torch.Tensor:
         """The first layer's input [1, L, hidden] for a window of tokens, int64 [1, L]."""
@@ -122,7 +122,7 @@ class Layers:
 
     def load(self, layer: nn.Module) -> None:
         """Reads a layer's weights, in float32."""
-        names = self._patched.fill(layer, f"{self._names[layer]}.")
+        names = self._imported.fill(layer, f"{self._names[layer]}.")
         layer.requires_grad_(False)
         self.stored = {parameter: names[name] for name, parameter in layer.named_parameters()}
 

@@ -74,7 +74,7 @@ class Network:
     def parameter(self, name: str, *shape: int) -> Value:
         """A weight in the graph's dtype."""
         if name not in self._parameters:
-            stored = self.stored(name, shape)
+            stored = self.stored_weight(name, shape)
             same = stored.dtype == self.graph.real(self.graph.dtype)
             self._parameters[name] = stored if same else self.graph.cast(stored)
         return self._parameters[name]
@@ -83,11 +83,11 @@ class Network:
         """Rows [N, hidden] of a table; only these rows are cast, not the whole table."""
         if self.quantiser is not None:
             return self.quantiser.rows(self.weights.external(name, (count, self.hidden)), indices)
-        stored = self.stored(name, (count, self.hidden))
+        stored = self.stored_weight(name, (count, self.hidden))
         rows = self.graph.op("Gather", stored, indices)
         return rows if stored.dtype == self.graph.real(self.graph.dtype) else self.graph.cast(rows)
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> Value:
+    def stored_weight(self, name: str, shape: tuple[int, ...]) -> Value:
         """A weight as it is stored, or in the graph's dtype with ``convert_weights``."""
         graph, tensor = self.graph, self.weights.external(name, shape)
         if tensor.dtype == graph.dtype or not self.convert_weights:

@@ -31,8 +31,8 @@ from converter.scaling.scaling import first_layers
 from converter.source.sentence_transformers import Pooling
 from converter.texts import pooled
 from converter.verification import unlogged
+from converter.verification.imported import ImportedRepository, build
 from converter.verification.loaded import failing, load_result, own_modules
-from converter.verification.patched import Patched, build
 
 Array = NDArray[Any]
 
@@ -104,17 +104,17 @@ class Reference:
     @contextlib.contextmanager
     def load(cls, repository: AlibiModel, coverage: Coverage, pooling: Pooling | None) -> Iterator[Reference]:
         """Loads the layers and the rows of the embeddings that are run: all of them as users load them."""
-        with Patched.load(repository) as patched:
+        with ImportedRepository.load(repository) as imported:
             if not coverage.whole:
-                model, stored = build_part(patched, coverage)
+                model, stored = build_part(imported, coverage)
                 yield cls(model, stored, repository.has_cache, pooling)
                 return
             with tempfile.TemporaryDirectory(prefix="ntk-convert-") as place, own_modules(Path(place)):
                 with unlogged(), failing("the model does not load", "", repository.folder):
-                    model, _ = load_result(patched, repository.folder, torch.float32)
+                    model, _ = load_result(imported, repository.folder, torch.float32)
                 stored = {}
                 for name in model.state_dict():
-                    found = patched.stored_name(name)
+                    found = imported.stored_name(name)
                     if found:
                         stored[name] = found
                 yield cls(model, stored, repository.has_cache, pooling)
@@ -161,28 +161,28 @@ class Reference:
         return GraphCheck("stored weights", True, detail)
 
 
-def build_part(patched: Patched, coverage: Coverage) -> tuple[Any, dict[str, str]]:
+def build_part(imported: ImportedRepository, coverage: Coverage) -> tuple[Any, dict[str, str]]:
     """The first layers of a model, with the first rows of its embeddings; and parameter -> stored name."""
-    repository = patched.model
+    repository = imported.model
     scaling = first_layers(repository.scaling, coverage.layers)
-    config = patched.build_config(alibi_scaling=scaling.to_json())
+    config = imported.build_config(alibi_scaling=scaling.to_json())
     config.num_hidden_layers = coverage.layers
     config.vocab_size = coverage.vocabulary
     if repository.decoder:
         config.use_cache = repository.has_cache
     if config.pad_token_id is not None and config.pad_token_id >= coverage.vocabulary:
         config.pad_token_id = None  # it is outside the shortened vocabulary
-    model = build(patched.architecture, config, device="meta")
+    model = build(imported.architecture, config, device="meta")
 
     tables = {repository.family.embeddings, *VOCABULARY_TENSORS}
 
     def read(stored: str) -> Any:
         if repository.family.below(stored) not in tables:
-            return patched.tensor(stored)
-        with patched.open(stored) as file:
+            return imported.tensor(stored)
+        with imported.open(stored) as file:
             return file.get_slice(stored)[: coverage.vocabulary]
 
-    names = patched.fill(model, read=read)
+    names = imported.fill(model, read=read)
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     # transformers 5 ties a stored head only if it has the same values, whatever the config says.
     if head is None or head.weight.is_meta or torch.equal(head.weight, table.weight):

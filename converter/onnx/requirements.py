@@ -41,7 +41,7 @@ def check_installed(options: OnnxOptions | None = None) -> None:
         check_available(options.provider)
 
 
-def check(plan: Plan, options: OnnxOptions) -> None:
+def check_exportable(plan: Plan, options: OnnxOptions) -> None:
     """Checks that ``export`` can write such a graph of a planned conversion, before hours of work.
 
     Raises what ``class_for`` and ``graph_pooling`` raise.

@@ -16,7 +16,7 @@ from converter.evaluation.results import RESULTS, Results
 from converter.evaluation.scalings import grid as trials
 from converter.pictures.curves import draw_curves, draw_models
 from converter.pictures.per_head import draw_penalty, draw_slopes, draw_span, draw_wavelengths
-from converter.pictures.positions import Positions, read
+from converter.pictures.positions import Positions, read_positions
 from converter.pictures.style import render
 from converter.result.outputs import check_folder, write_files
 from converter.scaling.request import Parts
@@ -92,7 +92,7 @@ def plot(
             )
         scalings["methods"] = methods or (("ntk",) if scales or dynamic else ())
         requests = trials(**scalings, train_length=source.get("train_length"))
-        model = read(str(subject), requests, **source)
+        model = read_positions(str(subject), requests, **source)
         pictures = _rendered(_of_model(model))
     return write_files(place, pictures)
 

@@ -110,7 +110,9 @@ def dynamic_lengths(scaling: Scaling) -> list[int]:
     return [length for length in lengths if scaling.factor_at(length) > 1] or lengths[-1:]
 
 
-def read(model: str, requests: Sequence[Request] = (), **source: Unpack[SourceOptions]) -> Positions:
+def read_positions(
+    model: str, requests: Sequence[Request] = (), **source: Unpack[SourceOptions]
+) -> Positions:
     """Reads a checkpoint, stock or converted; from a Hub repository, only the config is downloaded.
 
     ``requests`` are the scalings to show; without any, a converted repository shows its own.

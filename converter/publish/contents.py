@@ -55,7 +55,7 @@ def read_contents(folder: Path, *, progress: bool = False) -> Contents:
     if PROVENANCE not in repository.result_config:
         raise SourceError(f"{folder}/{CONFIG} does not say what it was made from; {CONVERT_FIRST}")
     present = set(_walk(folder))
-    listed = manifest.read(folder, UNLISTED)
+    listed = manifest.read_manifest(folder, UNLISTED)
     code = code_names(folder, repository.templates)
     for name in listed:
         if name.endswith(".py") and name not in code:

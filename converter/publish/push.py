@@ -12,7 +12,7 @@ from converter.errors import PushError, UsageError, option
 from converter.interrupts import Interrupted
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
 from converter.publish.hub import BRANCH, Hub, Target, same
-from converter.publish.older import find_older
+from converter.publish.remote_version import find_remote_version
 from converter.result.card.update import is_by_hand, with_place
 from converter.source.hub import DEFAULT_REVISION
 from converter.source.source import CARD
@@ -125,10 +125,12 @@ def push(
         ) from error
 
 
-def check(options: PushOptions, origin: Provenance, config: Config) -> None:
+def check_target(options: PushOptions, origin: Provenance, config: Config) -> None:
     """Checks before hours of work what would keep a push of such a result from working."""
     hub, target = _open(options, origin.source, progress=False)
-    if target is not None and not options.overwrite and find_older(hub, target, origin, config) is None:
+    if target is None or options.overwrite:
+        return
+    if find_remote_version(hub, target, origin, config) is None:
         held = sorted(target.files.keys() - {*UNLISTED, GIT_SETTINGS})
         if held:
             raise _occupied(options, target, held)
@@ -229,17 +231,17 @@ def _compare(
     deleted: Sequence[str] = others
     stale: Sequence[str] = ()
     if not options.overwrite:
-        older = (
+        remote = (
             None
             if model.provenance is None
-            else find_older(hub, target, model.provenance, model.result_config)
+            else find_remote_version(hub, target, model.provenance, model.result_config)
         )
         clash = [name for name in (*changed, *others) if name in theirs and name not in UNLISTED]
-        if older is not None:
-            clash = [name for name in clash if name in changed and not older.wrote(name)]
+        if remote is not None:
+            clash = [name for name in clash if name in changed and not remote.wrote(name)]
         if clash:
             raise _occupied(options, target, clash)
-        deleted, stale = ((), ()) if older is None else older.update(changed, others, model)
+        deleted, stale = ((), ()) if remote is None else remote.update(changed, others, model)
     if IGNORED in theirs:
         raise PushError(
             f"{options.repo_id} has a {IGNORED}, by which the Hub leaves out files; remove it there"

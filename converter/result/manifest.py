@@ -52,7 +52,7 @@ def write(folder: Path, names: Iterable[str], known: Mapping[str, str | None]) -
     new.replace(folder / MANIFEST)
 
 
-def read(folder: Path, unlisted: Collection[str] = UNLISTED) -> dict[str, Entry]:
+def read_manifest(folder: Path, unlisted: Collection[str] = UNLISTED) -> dict[str, Entry]:
     """The listed files, by name; ``SourceError`` if there is no manifest, or it is damaged."""
     if not (folder / MANIFEST).is_file():
         raise SourceError(f"{folder} has no {MANIFEST}, which a conversion writes; {AGAIN.format(folder)}")
@@ -73,7 +73,7 @@ def compare(model: Model, names: Collection[str] | None = None, *, progress: boo
     the model computes is not listed. Linked weights, which nothing had read before, are searched for NaN and
     infinity.
     """
-    folder, listed = model.folder, read(model.folder)
+    folder, listed = model.folder, read_manifest(model.folder)
     for name in model_files(model):
         if name not in listed:
             raise SourceError(
@@ -136,6 +136,6 @@ def update(folder: Path, added: Mapping[str, str]) -> None:
     """
     if not (folder / MANIFEST).is_file():
         return
-    known = {name: entry.sha256 for name, entry in read(folder).items() if (folder / name).is_file()}
+    known = {name: entry.sha256 for name, entry in read_manifest(folder).items() if (folder / name).is_file()}
     known.update(added)
     write(folder, known, known)

@@ -105,7 +105,7 @@ def recognises(config: Config) -> bool:
     return isinstance(model_type, str) and (model_type in MODELS or model_type in REFUSED)
 
 
-def read(config: Config) -> Rotary:
+def read_rotary(config: Config) -> Rotary:
     """The rotary positions of a source's config.
 
     Raises ``UnsupportedModel`` if transformers cannot scale the model through its config, or it is scaled

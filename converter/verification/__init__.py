@@ -1,11 +1,11 @@
 """Checks a converted repository by running the code that it holds.
 
     alone.py      the lock of all that cannot run in two threads
-    patched.py    imports that code and reads the repository's tensors
+    imported.py   imports that code and reads the repository's tensors
     tensors.py    every tensor the model expects is stored, and nothing else
     penalties.py  the penalties, measured from attention weights, are the requested ones
     paths.py      the fused, chunked and decoding paths agree with plain attention
-    shrunk.py     writes shrunk folders: the first layers, and the rows of some tokens
+    truncated.py  writes truncated folders: the first layers, and the rows of some tokens
     loaded.py     loaded as users do, the result has the checkpoint's values and agrees with the stock model
     rotary.py     the checks of a rotary repository, which holds no code
 
@@ -101,16 +101,16 @@ def _verify_alibi(
     model: AlibiModel, source_config: Config, source: Path | None, passed: list[Check], bar: Bar
 ) -> list[Check]:
     from converter.verification import loaded, paths, penalties, tensors
-    from converter.verification.patched import Patched
+    from converter.verification.imported import ImportedRepository
 
-    with Patched.load(model) as patched:
+    with ImportedRepository.load(model) as imported:
         for check in (
-            tensors.check,
-            penalties.check,
-            paths.check,
-            partial(loaded.check, source_config=source_config, source=source),
+            tensors.check_tensors,
+            penalties.check_penalties,
+            paths.check_paths,
+            partial(loaded.check_loading, source_config=source_config, source=source),
         ):
-            passed.append(check(patched))
+            passed.append(check(imported))
             bar.rename(f"verified {passed[-1].name}")
             bar(1)
     return passed

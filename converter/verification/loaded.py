@@ -2,7 +2,7 @@
 
 The other checks put tensors into classes. What goes wrong on the way from the files to a running model shows
 here only: a head that gets no values, a config that leads elsewhere, a cache that ``generate`` does not fill.
-Both folders are shrunk, see ``shrunk.py``.
+Both folders are truncated, see ``truncated.py``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from converter.source.source import CONFIG, VOCABULARIES
 from converter.source.tokenizer import TOKENIZER_CONFIG, VOCABULARY_ENDS, our_class
 from converter.verification.alone import ALONE
 from converter.verification.check import Check, not_ours
-from converter.verification.patched import Patched
-from converter.verification.shrunk import BLOCK, Shrunk
+from converter.verification.imported import ImportedRepository
+from converter.verification.truncated import BLOCK, TruncatedCheckpoint
 
 NAME = "loading"
 LEFT = "that the layers compute what the source's code does was tested for the family, not with these weights"
@@ -57,12 +57,12 @@ Outputs = dict[str, torch.Tensor]
 
 
 @torch.no_grad()
-def check(patched: Patched, source_config: Config, source: Path | None = None) -> Check:
+def check_loading(imported: ImportedRepository, source_config: Config, source: Path | None = None) -> Check:
     """Loads the first layers of the result, and of its source if transformers has a class for it.
 
     Raises ``VerificationError`` if it does not load, does not run, or is not what the checkpoint says.
     """
-    part = Shrunk.of(patched)
+    part = TruncatedCheckpoint.of(imported)
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as place, own_modules(Path(place)):
         result, stock = (Path(place) / f"{name}_{uuid.uuid4().hex}" for name in ("result", "source"))
         result.mkdir()
@@ -70,14 +70,14 @@ def check(patched: Patched, source_config: Config, source: Path | None = None) -
         ours = run_result(part, result, weights)
         stock.mkdir()
         compared = compare(part, ours, run_stock(part, source_config, stock, weights))
-        tokens = compare_tokenizers(patched.model.folder, result, source)
+        tokens = compare_tokenizers(imported.model.folder, result, source)
     return Check(NAME, f"{part.which} loaded as users do: {compared}{tokens}")
 
 
-def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
+def run_result(part: TruncatedCheckpoint, folder: Path, weights: Path) -> Outputs:
     """What the result computes; raises ``VerificationError`` for all that is wrong without its source."""
-    patched, family = part.patched, part.patched.model.family
-    config = patched.model.result_config
+    imported, family = part.imported, part.imported.model.family
+    config = imported.model.result_config
     [named] = config["architectures"]
     read, written = PretrainedConfig.get_config_dict(folder)[0], read_object(folder / CONFIG)
     redirects = " and ".join(key for key in REDIRECTS if key in config)
@@ -90,7 +90,7 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
     if config.get("auto_map") != family.auto_map:  # not tried, since it could name other code
         raise VerificationError(f"auto_map in config.json does not lead to {named}; convert the source again")
     with failing("the result does not load", remedy, folder):
-        model, info = load_result(patched, folder, part.dtype)
+        model, info = load_result(imported, folder, part.dtype)
     kind = type(model)
     if kind.__name__ != named or kind.__module__.partition(".")[0] != DYNAMIC:
         raise VerificationError(
@@ -104,7 +104,7 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
     states = float(found["hidden states"].abs().max())
     if not all(output.isfinite().all() for output in found.values()) or states == 0:
         raise VerificationError(f"with scale 1, the output of {part.which} is not a number: {cause(weights)}")
-    if patched.model.has_cache:
+    if imported.model.has_cache:
         worst = difference(found["logits without a cache"], found["logits in decoding"])
         if not worst < tolerance(part):
             raise VerificationError(
@@ -115,14 +115,14 @@ def run_result(part: Shrunk, folder: Path, weights: Path) -> Outputs:
     return found
 
 
-def check_default_dtype(part: Shrunk, folder: Path, expected: Outputs, remedy: str) -> None:
+def check_default_dtype(part: TruncatedCheckpoint, folder: Path, expected: Outputs, remedy: str) -> None:
     """Raises ``VerificationError`` if the result fails in the dtype that it gets where a user gives none.
 
     Transformers 5 takes that of config.json or of the weights, and 4.57 takes float32. In half precision, a
     value may overflow, as in the stock model.
     """
     with failing("the result does not load", remedy, folder):
-        model, _ = load_result(part.patched, folder, None)
+        model, _ = load_result(part.imported, folder, None)
     if model.dtype == part.dtype:
         return
     dtype = str(model.dtype).removeprefix("torch.")
@@ -156,28 +156,30 @@ def load(
     return model.eval(), info
 
 
-def load_result(patched: Patched, folder: Path, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
-    """``load`` for a repository's own folder or a shrunk one, with its code; within ``own_modules``."""
-    [named] = patched.model.result_config["architectures"]
-    name = next(auto for auto, at in patched.model.family.auto_map.items() if at.endswith(f".{named}"))
+def load_result(
+    imported: ImportedRepository, folder: Path, dtype: torch.dtype | None
+) -> tuple[Any, dict[str, Any]]:
+    """``load`` for a repository's own folder or a truncated one, with its code; within ``own_modules``."""
+    [named] = imported.model.result_config["architectures"]
+    name = next(auto for auto, at in imported.model.family.auto_map.items() if at.endswith(f".{named}"))
     auto = getattr(transformers, name)
     return load(auto, folder, dtype, trust_remote_code=True)
 
 
-def fault(part: Shrunk, model: Any, info: dict[str, Any], weights: Path) -> str | None:
+def fault(part: TruncatedCheckpoint, model: Any, info: dict[str, Any], weights: Path) -> str | None:
     """What is wrong with the values of a loaded model; None if all are the checkpoint's."""
-    patched, family = part.patched, part.patched.model.family
-    unread = patched.model.unread
+    imported, family = part.imported, part.imported.model.family
+    ignored = imported.model.ignored_tensors
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         for name in sorted(map(str, info[kind])):
-            if not unread.search(name):
+            if not ignored.search(name):
                 return f"{name!r} is reported under {kind}"
     for name, tensor in model.state_dict(keep_vars=True).items():
-        stored = patched.stored_name(name)
+        stored = imported.stored_name(name)
         if tensor.is_meta:
             return f"{name!r} has no values"
         if stored is None and name == family.head:
-            stored = patched.stored_name(f"{family.base_prefix}.{family.embeddings}")
+            stored = imported.stored_name(f"{family.base_prefix}.{family.embeddings}")
             if tensor is not model.get_input_embeddings().weight:
                 return f"{name!r} is not tied to the embeddings"
         with safe_open(weights, framework="pt") as file:
@@ -193,7 +195,7 @@ def equal(tensor: torch.Tensor, stored: torch.Tensor) -> bool:
     return tensor.shape == stored.shape and all(torch.equal(a, b.to(a.dtype)) for a, b in pairs)
 
 
-def measure(part: Shrunk, model: Any) -> Outputs:
+def measure(part: TruncatedCheckpoint, model: Any) -> Outputs:
     """What a model computes for the test's tokens, with and without padding, and decoding with a cache."""
     ids, found = part.ids, {}
     mask = torch.ones_like(ids)
@@ -202,7 +204,7 @@ def measure(part: Shrunk, model: Any) -> Outputs:
         output = model(ids, attention_mask=given, output_hidden_states=True, return_dict=True)
         tensors = {"hidden states": output.hidden_states[-1]}
         tensors |= {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
-        if part.patched.model.has_cache and given is not None:
+        if part.imported.model.has_cache and given is not None:
             found["logits in decoding"] = decode(model, ids, mask).float()
             found["logits without a cache"] = output.logits[:, -NEW - 1 : -1].float()
         for name, value in tensors.items():
@@ -239,13 +241,13 @@ def decode(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.stack(output.logits, dim=1)
 
 
-def run_stock(part: Shrunk, config: Config, folder: Path, weights: Path) -> Outputs | str:
+def run_stock(part: TruncatedCheckpoint, config: Config, folder: Path, weights: Path) -> Outputs | str:
     """What transformers' own class computes, or why it is no measure."""
-    patched, family = part.patched, part.patched.model.family
+    imported, family = part.imported, part.imported.model.family
     unfit = family.stock_unfit(config) if family.stock else "transformers has no class for this model"
     if unfit is not None:
         return unfit
-    stock_class = getattr(transformers, f"{family.camel}{patched.model.head}")
+    stock_class = getattr(transformers, f"{family.camel}{imported.model.head}")
     settings = {key: value for key, value in family.template_config(config).items() if key != "auto_map"}
     part.write_source(folder, {**settings, "model_type": stock_class.config_class.model_type}, weights)
     try:  # transformers 5 rejects types that older versions and other code accept
@@ -262,15 +264,15 @@ def run_stock(part: Shrunk, config: Config, folder: Path, weights: Path) -> Outp
         return f"transformers' own class does not run it ({reason(error)})"
 
 
-def compare(part: Shrunk, ours: Outputs, stock: Outputs | str) -> str:
+def compare(part: TruncatedCheckpoint, ours: Outputs, stock: Outputs | str) -> str:
     """What the comparison found; raises ``VerificationError`` if it is a difference."""
     precision = str(part.dtype).removeprefix("torch.")
     checked = "all values are the checkpoint's, and decoding with a cache gives what a pass without one gives"
-    if not part.patched.model.has_cache:
+    if not part.imported.model.has_cache:
         checked = "all values are the checkpoint's"
     if isinstance(stock, str):
         return f"{checked}, in {precision}; not compared with the stock model, since {stock}; {LEFT}"
-    name = f"{part.patched.model.family.camel}{part.patched.model.head}"
+    name = f"{part.imported.model.family.camel}{part.imported.model.head}"
     differences = {output: difference(stock[output], ours[output]) for output in stock if output in ours}
     for output, worst in differences.items():
         if not worst < tolerance(part):
@@ -284,7 +286,7 @@ def compare(part: Shrunk, ours: Outputs, stock: Outputs | str) -> str:
     )
 
 
-def tolerance(part: Shrunk) -> float:
+def tolerance(part: TruncatedCheckpoint) -> float:
     return TOLERANCE if part.dtype.itemsize >= 4 else HALF_TOLERANCE
 
 
@@ -305,15 +307,15 @@ def cause(weights: Path) -> str:
     return f"the tensor {name!r} {what}; download the checkpoint again"
 
 
-def compare_tokenizers(repository: Path, shrunk: Path, source: Path | None) -> str:
+def compare_tokenizers(repository: Path, truncated: Path, source: Path | None) -> str:
     """Whether the result's tokenizer gives the source's ids; raises ``VerificationError`` if it does not.
 
-    It is loaded from the shrunk folder, which links its files. Empty if there is nothing to compare.
+    It is loaded from the truncated folder, which links its files. Empty if there is nothing to compare.
     """
     names = [path.name for path in repository.iterdir()]
     if source is None or not any(name in VOCABULARIES or name.endswith(VOCABULARY_ENDS) for name in names):
         return ""
-    ours = token_ids(shrunk, trust_remote_code=True)
+    ours = token_ids(truncated, trust_remote_code=True)
     if isinstance(ours, ImportError):
         return f"; token ids not compared ({reason(ours)})"
     if our_class(open_folder(repository).object(TOKENIZER_CONFIG)) is not None and isinstance(ours, list):

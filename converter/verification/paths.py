@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
 from converter.verification.check import Check
-from converter.verification.patched import PROBE_VOCABULARY, Patched, build
+from converter.verification.imported import PROBE_VOCABULARY, ImportedRepository, build
 
 NAME = "paths"
 
@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 
 
 @torch.no_grad()
-def check(patched: Patched) -> Check:
+def check_paths(imported: ImportedRepository) -> Check:
     """Runs a small random model with this repository's heads and scaling along every path.
 
     Plain attention computes each row alone, without padding. A decoder has three other paths: one pass,
@@ -40,11 +40,11 @@ def check(patched: Patched) -> Check:
     training, over rows longer than the block of queries that it computes at once, and a pass in tiles, as in
     long rows. ``VerificationError`` names a path that differs, and by how much.
     """
-    family = patched.model.family
-    scaling = patched.model.scaling
+    family = imported.model.family
+    scaling = imported.model.scaling
     if scaling.dynamic:
         scaling = replace(scaling, train_length=TRAIN_LENGTH)
-    model = build(patched.backbone, patched.probe_config(scaling))
+    model = build(imported.backbone, imported.probe_config(scaling))
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         # Larger than a usual initialisation, so attention is far from uniform.
@@ -65,7 +65,7 @@ def check(patched: Patched) -> Check:
         "padded": model(tokens, attention_mask=mask, output_attentions=True).last_hidden_state,
     }
     if family.kind == "encoder":
-        with small_tiles(patched, length // TILES):
+        with small_tiles(imported, length // TILES):
             steps["tiled"] = model(tokens, attention_mask=mask).last_hidden_state
         # Inference on a CPU looks at each row by itself. All else has the path that this takes.
         with torch.enable_grad():
@@ -89,9 +89,9 @@ def check(patched: Patched) -> Check:
 
 
 @contextlib.contextmanager
-def small_tiles(patched: Patched, keys: int) -> Iterator[None]:
+def small_tiles(imported: ImportedRepository, keys: int) -> Iterator[None]:
     """All heads are computed in tiles, with blocks of so many keys, which are otherwise for long rows."""
-    module = sys.modules[f"{patched.modeling.__package__}.ntk_tiles"]
+    module = sys.modules[f"{imported.modeling.__package__}.ntk_tiles"]
     small = {
         "SHORTEST": 1,
         "MOST_THREADS": math.inf,

@@ -29,7 +29,7 @@ from converter.scaling.penalty import Penalty
 from converter.scaling.scaling import Scaling, query_factors, rows
 from converter.scaling.slopes import SEEN, longest_row, span_of
 from converter.verification.check import Check
-from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
+from converter.verification.imported import PROBE_HEAD_DIM, ImportedRepository, build
 
 NAME = "slopes"
 
@@ -54,24 +54,24 @@ MOST_TOKENS = {"decoder": 1 << 17, "encoder": 256}
 CHUNK = 4096
 
 
-def check(patched: Patched) -> Check:
+def check_penalties(imported: ImportedRepository) -> Check:
     """Compares what is measured with ``converter.scaling``: at one length, or at several if dynamic.
 
     Where the layers' slopes differ, every layer is measured; else one is enough, since all share them.
     ``VerificationError`` names the head whose penalty or temperature differs, and both values.
     """
-    model = patched.model
+    model = imported.model
     layers, heads = rows(model.scaling), len(model.stock({}))
     scaling, lengths = lengths_to_measure(model)
-    probe = build(patched.backbone, patched.probe_config(scaling, layers))
+    probe = build(imported.backbone, imported.probe_config(scaling, layers))
     with torch.no_grad():
         for parameter in probe.parameters():
             parameter.zero_()
     worst = 0.0
     for tokens in lengths:
-        worst = max(worst, check_penalties(model, scaling, probe, tokens))
+        worst = max(worst, check_row(model, scaling, probe, tokens))
         if scaling.temperatures is not None:
-            worst = max(worst, check_temperatures(model, scaling, probe, tokens))
+            worst = max(worst, check_row_temperatures(model, scaling, probe, tokens))
     what = "slopes" if scaling.power is None else "concave penalties"
     and_temperatures = "" if scaling.temperatures is None else " and temperatures"
     in_each_layer = f" in each of {layers} layers" if layers > 1 else ""
@@ -120,7 +120,7 @@ def flattest_measured(model: AlibiModel) -> float:
     return SEEN / span_of(longest) * model.bias_scale / model.family.bias_scale(PROBE_HEAD_DIM)
 
 
-def check_penalties(model: AlibiModel, scaling: Scaling, probe: Any, tokens: int) -> float:
+def check_row(model: AlibiModel, scaling: Scaling, probe: Any, tokens: int) -> float:
     """The largest deviation that was measured, relative to the head's penalty at its farthest key."""
     stock, flattest = model.stock({}), flattest_measured(model)
     # Where the bias depends on the head size, that of the probe's heads is another.
@@ -191,7 +191,7 @@ def distances_of(penalty: Penalty, farthest: int, unit: float) -> list[int]:
     return [max(1, int(near * part)) for part in PARTS]
 
 
-def check_temperatures(model: AlibiModel, scaling: Scaling, probe: Any, tokens: int) -> float:
+def check_row_temperatures(model: AlibiModel, scaling: Scaling, probe: Any, tokens: int) -> float:
     """The largest relative deviation of what queries are multiplied by."""
     heads = len(model.stock({}))
     expected = np.array([query_factors(scaling, heads, tokens, layer) for layer in range(rows(scaling))])

@@ -69,7 +69,7 @@ def check_tensors(model: Any, converted: RotaryModel) -> Check:
     named = next(name for name, parameter in model.named_parameters() if parameter is embeddings)
     backbone = model.base_model_prefix
     check_wrapper(checkpoint.tensors, named.removeprefix(f"{backbone}."), backbone)
-    return fits(model, checkpoint.tensors, converted.unread)
+    return fits(model, checkpoint.tensors, converted.ignored_tensors)
 
 
 def check_frequencies(model: Any, converted: RotaryModel) -> Check:

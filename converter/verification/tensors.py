@@ -9,25 +9,25 @@ from typing import Any
 from converter.errors import VerificationError
 from converter.source.checkpoint import Tensor
 from converter.verification.check import Check
-from converter.verification.patched import Patched, build
+from converter.verification.imported import ImportedRepository, build
 
 NAME = "tensors"
 RENAMED = {"embed_out.": "lm_head."}
 """Tensors that transformers 5 renames as it loads them (its ``conversion_mapping.py``)."""
 
 
-def check(patched: Patched) -> Check:
+def check_tensors(imported: ImportedRepository) -> Check:
     """Compares names and shapes with those of the model, built on the meta device; see ``fits``."""
     # Checked first, since it would take long to build a million layers and find them missing.
-    in_config = patched.build_config().num_hidden_layers
-    stored_layers = len({patched.layer_of(name) for name in patched.model.checkpoint.tensors} - {None})
+    in_config = imported.build_config().num_hidden_layers
+    stored_layers = len({imported.layer_of(name) for name in imported.model.checkpoint.tensors} - {None})
     if in_config != stored_layers:
         raise VerificationError(f"config.json says {in_config} layers, but the weights have {stored_layers}")
-    model = build(patched.architecture, patched.build_config(), device="meta")
-    return fits(model, patched.model.checkpoint.tensors, patched.model.unread)
+    model = build(imported.architecture, imported.build_config(), device="meta")
+    return fits(model, imported.model.checkpoint.tensors, imported.model.ignored_tensors)
 
 
-def fits(model: Any, tensors: Mapping[str, Tensor], unread: re.Pattern[str]) -> Check:
+def fits(model: Any, tensors: Mapping[str, Tensor], ignored: re.Pattern[str]) -> Check:
     """Compares stored tensors with a model; ``VerificationError`` names the first that is wrong.
 
     A stored name may lack the backbone's prefix or have an extra one, as transformers allows when it loads a
@@ -42,7 +42,7 @@ def fits(model: Any, tensors: Mapping[str, Tensor], unread: re.Pattern[str]) -> 
         full = next((spelling for spelling in spellings if spelling in expected), name)
         if full in stored:
             raise VerificationError(f"the tensor {full!r} is stored twice, with and without {prefix!r}")
-        if full in expected or not unread.search(name):
+        if full in expected or not ignored.search(name):
             stored[full] = tensor.shape
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
     missing = sorted(expected.keys() - stored.keys() - tied)

@@ -109,7 +109,7 @@ class DecoderModel(Model, SupportsLoRA, SupportsPP):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.make_empty_intermediate_tensors = self.backbone.make_empty_intermediate_tensors
 
-    def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    def unpack(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         if self.by_head is not None and self.by_head in name and not self.backbone.setup.as_stored:
             tensor = queries_first(tensor, self.config.num_attention_heads)
         yield name, tensor

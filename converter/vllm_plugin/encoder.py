@@ -69,7 +69,7 @@ class Output(nn.Module):
 class SelfAttention(nn.Module):
     """Queries, keys and values of this process's heads, and their attention.
 
-    ``fused`` names the projection, as stored or as ``Model.stored`` does. With ``norms``, queries and keys
+    ``fused`` names the projection, as stored or as ``Model.unpack`` does. With ``norms``, queries and keys
     are normalised over the whole width, before the split into heads.
     """
 

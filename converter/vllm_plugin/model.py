@@ -16,7 +16,7 @@ from vllm.model_executor.models.interfaces import SupportsQuant
 from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
 
 from converter.families import FAMILIES
-from converter.families.family import UNREAD
+from converter.families.family import IGNORED_TENSORS
 from converter.vllm_plugin.checks import check_weights
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -50,7 +50,7 @@ class Model(nn.Module, SupportsQuant):
         """Adds the head, and what vLLM asks of it."""
         raise NotImplementedError
 
-    def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    def unpack(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         """The tensors that vLLM's layers want for one that the checkpoint stores.
 
         Fused projections must be all queries, all keys, all values. A part of one is marked by
@@ -70,14 +70,14 @@ class Model(nn.Module, SupportsQuant):
         return AutoWeightsLoader(self).load_weights(
             part
             for name, tensor in weights
-            if not self.unread.search(name) and self.has(self.full_name(name))
-            for part in self.stored(self.full_name(name), tensor)
+            if not self.ignored_tensors.search(name) and self.has(self.full_name(name))
+            for part in self.unpack(self.full_name(name), tensor)
         )
 
     @property
-    def unread(self) -> re.Pattern[str]:
+    def ignored_tensors(self) -> re.Pattern[str]:
         """Names of stored buffers that no computation uses."""
-        return re.compile("|".join((UNREAD, *self.family.unread)))
+        return re.compile("|".join((IGNORED_TENSORS, *self.family.ignored_tensors)))
 
     def full_name(self, name: str) -> str:
         """A tensor's name with the backbone's prefix."""

@@ -23,15 +23,15 @@ class Scan:
     """Looks at the bytes of one file, block by block."""
 
     def __init__(
-        self, tensors: Iterable[Tensor], file: str, unread: re.Pattern[str], remedy: str = DAMAGED
+        self, tensors: Iterable[Tensor], file: str, ignored: re.Pattern[str], remedy: str = DAMAGED
     ) -> None:
-        """``unread`` finds the names of tensors that may hold anything; ``remedy`` ends the message."""
+        """``ignored`` finds the names of tensors that may hold anything; ``remedy`` ends the message."""
         self.file, self.remedy = file, remedy
         self._tensors = sorted(
             (
                 tensor
                 for tensor in tensors
-                if tensor.dtype in INFINITY and tensor.end > tensor.start and not unread.search(tensor.name)
+                if tensor.dtype in INFINITY and tensor.end > tensor.start and not ignored.search(tensor.name)
             ),
             key=lambda tensor: tensor.offset,
         )

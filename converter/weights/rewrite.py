@@ -54,14 +54,14 @@ def rewrite(
     keep: Collection[str] = (),
     expected: Collection[str] = (),
     tied: Collection[str] = (),
-    unread: re.Pattern[str] | None = None,
+    ignored: re.Pattern[str] | None = None,
     look: Look = bool,
 ) -> str:
     """Writes the tensors of a ``.bin`` or safetensors file to a new safetensors file; returns its SHA-256.
 
     ``dtype`` (F32, F16 or BF16) rounds all floating point tensors but those in ``keep``. A ``.bin`` file must
     have the names in ``expected`` but for those in ``tied``; these are left out where they are the same
-    tensor as another name. ``unread`` finds the names of tensors that may hold NaN or infinities; None lets
+    tensor as another name. ``ignored`` finds the names of tensors that may hold NaN or infinities; None lets
     all of them. ``look`` is called with the written bytes. What does not fit is a ``SourceError``.
     """
     if source.suffix in PICKLED:
@@ -87,7 +87,7 @@ def rewrite(
         write(header({name: (wanted[name], tensors[name].shape) for name in order}, metadata))
         for name in order:
             for block in tensors[name].blocks():
-                if unread and not unread.search(name) and not block.isfinite().all():
+                if ignored and not ignored.search(name) and not block.isfinite().all():
                     raise not_finite(name, source.name)
                 if wanted[name] != tensors[name].dtype:
                     block = _cast(block, FLOATS[wanted[name]], name)

@@ -59,7 +59,7 @@ class TransferOptions:
     """Names of tensors that ``dtype`` does not change."""
     tied: Collection[str] = ()
     """Names to leave out of a rewritten ``.bin`` file where they are the same tensor as another name."""
-    unread: re.Pattern[str] | None = None
+    ignored: re.Pattern[str] | None = None
     """Finds the names of tensors that may hold NaN or infinities; None lets all of them. The values of linked
     files are not read."""
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class _Job:
         Raises ``SourceError`` or ``OSError``. ``advance`` is called with the bytes that were just made; what
         it raises ends the work.
         """
-        unread, before = self.options.unread, _state(self.source)
+        ignored, before = self.options.ignored, _state(self.source)
         if self.source.stat().st_size != self.size:
             raise changed(self.source.name)
         if self.rewritten:
@@ -109,8 +109,8 @@ class _Job:
                     scan(block)
 
             try:
-                tensors = {} if unread is None else read_header(self.source)
-                scan = unread and Scan(tensors.values(), self.source.name, unread)
+                tensors = {} if ignored is None else read_header(self.source)
+                scan = ignored and Scan(tensors.values(), self.source.name, ignored)
                 digest = copy_file(self.source, self.target, self.size, look)
             except SourceError:
                 check_digest(self.source, self.digest)  # what is wrong with a download is its digest
@@ -134,15 +134,15 @@ class _Job:
             def look(data: memoryview) -> None:
                 advance(data.nbytes)
 
-            return rewrite(self.source, self.target, unread=options.unread, look=look, **names)
+            return rewrite(self.source, self.target, ignored=options.ignored, look=look, **names)
 
         def grown() -> None:
             nonlocal done
             before, done = done, self.target.stat().st_size if self.target.exists() else 0
             advance(done - before)
 
-        unread = None if options.unread is None else options.unread.pattern
-        return worker.rewrite_apart(self.source, self.target, {"unread": unread, **names}, grown)
+        ignored = None if options.ignored is None else options.ignored.pattern
+        return worker.rewrite_apart(self.source, self.target, {"ignored": ignored, **names}, grown)
 
 
 def transfer(

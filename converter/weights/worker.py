@@ -44,8 +44,8 @@ LOOK = 0.05
 def rewrite_apart(source: Path, target: Path, names: Mapping[str, Any], look: Callable[[], object]) -> str:
     """``rewrite(source, target, **names)`` in a process of its own; returns the new file's SHA-256.
 
-    ``unread`` among the names is the pattern's text. ``look`` is called now and then; what it raises ends the
-    process. What ends the process by itself is raised as an error.
+    ``ignored`` among the names is the pattern's text. ``look`` is called now and then; what it raises ends
+    the process. What ends the process by itself is raised as an error.
     """
     request: bytes | None = json.dumps({"source": str(source), "target": str(target), **names}).encode()
     try:
@@ -120,7 +120,7 @@ def main(run: int) -> None:
     os._exit(FAILED if failed else 0)  # libraries that say something when they end cannot follow
 
 
-def _rewrite(source: str, target: str, unread: str | None, **names: Any) -> str | list[object]:
+def _rewrite(source: str, target: str, ignored: str | None, **names: Any) -> str | list[object]:
     """The SHA-256 of the new file, or the name and the arguments of the error."""
     path = Path(source)
     try:
@@ -130,8 +130,8 @@ def _rewrite(source: str, target: str, unread: str | None, **names: Any) -> str 
         from converter.weights.rewrite import rewrite
 
         torch.set_num_threads(1)  # one worker per core
-        pattern = None if unread is None else re.compile(unread)
-        return rewrite(path, Path(target), unread=pattern, **names)
+        pattern = None if ignored is None else re.compile(ignored)
+        return rewrite(path, Path(target), ignored=pattern, **names)
     except SourceError as error:
         return ["SourceError", error.message]
     except MemoryError:

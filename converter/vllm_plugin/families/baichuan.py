@@ -37,7 +37,7 @@ class NtkBaichuanForCausalLM(CausalLM):
     backbone_class = BaichuanModel
     packed_modules_mapping = {"W_pack": ["W_pack"]}
 
-    def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    def unpack(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         if name == "lm_head.weight" and self.config.norm_head:
             # Baichuan2 computes logits with the head's rows at unit length.
             tensor = F.normalize(tensor.float()).to(tensor.dtype)

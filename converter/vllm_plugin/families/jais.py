@@ -49,7 +49,7 @@ class NtkJaisForCausalLM(CausalLM):
     def logit_scale(config: Any) -> float:
         return float(config.mup_output_alpha * config.mup_width_scale)
 
-    def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    def unpack(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         if ".c_" in name and name.endswith("weight"):
             tensor = tensor.t()  # stored as [inputs, outputs]
         missing = inner_width(self.config) - (self.config.n_inner or 4 * self.config.n_embd)

@@ -111,7 +111,7 @@ class JinaBertModel(Encoder):
 class JinaBert(EncoderModel):
     backbone_class = JinaBertModel
 
-    def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    def unpack(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         for stored, shard in (("query", "q"), ("key", "k"), ("value", "v")):
             if f".self.{stored}." in name:
                 name, tensor = name.replace(f".self.{stored}.", ".self.qkv."), part(tensor, shard)

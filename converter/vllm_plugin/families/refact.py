@@ -46,13 +46,13 @@ class NtkRefactForCausalLM(CausalLM):
     backbone_class = RefactModel
     packed_modules_mapping = {"qkv": ["q", "k", "v"]}
 
-    def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    def unpack(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         if ".ln_f." in name and isinstance(self.backbone.ln_f, nn.Identity):
             return
         for packed, parts in PACKED.items():
             if packed in name:
                 for unpacked, half in zip(parts, tensor.chunk(2), strict=True):
-                    yield from self.stored(name.replace(packed, unpacked), half)
+                    yield from self.unpack(name.replace(packed, unpacked), half)
                 return
         for shard in ("q", "k", "v"):
             if f".attn.{shard}." in name:

@@ -1,4 +1,4 @@
-"""Writes shrunk folders: a checkpoint's small files, its first layers, and some rows of its vocabulary.
+"""Writes truncated folders: a checkpoint's small files, its first layers, and some rows of its vocabulary.
 
 They load as the whole checkpoint does, and take the memory of a few layers.
 """
@@ -19,7 +19,7 @@ from converter.source.checkpoint import ITEM_BYTES, SAFETENSORS, Tensor, read_me
 from converter.source.jsonfile import read_object
 from converter.source.source import CONFIG
 from converter.source.tokenizer import TEMPLATE
-from converter.verification.patched import Patched, build
+from converter.verification.imported import ImportedRepository, build
 from converter.weights.rewrite import FLOATS, header
 
 LAYERS, ROWS, TOKENS = 2, 2, 24
@@ -29,38 +29,38 @@ LARGEST_PAIR, LARGEST_FLOAT32 = 32_000_000, 256_000_000
 BLOCK = 1 << 24
 """Bytes that are copied at a time."""
 UNSCALED = ("alibi_scaling", "logit_scale")
-"""Keys that a shrunk folder has no values for. transformers' own MPT class ignores ``logit_scale``."""
+"""Keys that a truncated folder has no values for. transformers' own MPT class ignores ``logit_scale``."""
 
 
 @dataclass(frozen=True)
-class Shrunk:
-    """Which layers and tokens of a converted repository a shrunk folder has."""
+class TruncatedCheckpoint:
+    """Which layers and tokens of a converted repository a truncated folder has."""
 
-    patched: Patched
+    imported: ImportedRepository
     layers: int
     """How many layers, from the first."""
     total: int
     """How many layers the model has."""
     tokens: tuple[int, ...]
-    """Ids in the full vocabulary, ascending; a shrunk folder has 0, 1, 2, ... for them, the last to pad."""
+    """Ids in the full vocabulary, ascending; in a truncated folder they are 0, 1, 2, ..., the last to pad."""
     dtype: torch.dtype
     """In which its model is run."""
 
     @classmethod
-    def of(cls, patched: Patched) -> Shrunk:
+    def of(cls, imported: ImportedRepository) -> TruncatedCheckpoint:
         """Chooses them for a repository whose tensors are known to fit its model."""
         sizes: dict[int, int] = {}
-        for tensor in patched.model.checkpoint.tensors.values():
-            layer = patched.layer_of(tensor.name)
+        for tensor in imported.model.checkpoint.tensors.values():
+            layer = imported.layer_of(tensor.name)
             if layer is not None:
                 sizes[layer] = sizes.get(layer, 0) + math.prod(tensor.shape)
         pair = sum(size for layer, size in sizes.items() if layer < LAYERS)
         layers = min(LAYERS, len(sizes)) if pair <= LARGEST_PAIR else 1
-        vocabulary = patched.build_config().vocab_size
+        vocabulary = imported.build_config().vocab_size
         tokens = tuple(range(0, vocabulary, max(1, vocabulary // (ROWS * TOKENS))))[: ROWS * TOKENS]
         large = sum(size for layer, size in sizes.items() if layer < layers) > LARGEST_FLOAT32
-        stored = FLOATS.get(patched.model.checkpoint.dtypes[0], torch.float32)
-        return cls(patched, layers, len(sizes), tokens, stored if large else torch.float32)
+        stored = FLOATS.get(imported.model.checkpoint.dtypes[0], torch.float32)
+        return cls(imported, layers, len(sizes), tokens, stored if large else torch.float32)
 
     @property
     def which(self) -> str:
@@ -72,44 +72,44 @@ class Shrunk:
 
     @property
     def ids(self) -> torch.Tensor:
-        """The test's tokens in the shrunk vocabulary, none for padding, int64 [ROWS, TOKENS]."""
+        """The test's tokens in the truncated vocabulary, none for padding, int64 [ROWS, TOKENS]."""
         return torch.arange(ROWS * TOKENS).remainder(max(1, len(self.tokens) - 1)).view(ROWS, TOKENS)
 
     def settings(self, config: Config) -> dict[str, Any]:
-        """The shrunk form of a config with the template's keys, the result's or the source's."""
+        """The truncated form of a config with the template's keys, the result's or the source's."""
         changed = {key: None for key in config if key.endswith("_token_id") or key in UNSCALED}
         types = config.get("layer_types")
         return {
             **config,
             **changed,
             **({"layer_types": types[: self.layers]} if isinstance(types, list) else {}),
-            self.patched.model.family.sizes[2]: self.layers,
+            self.imported.model.family.sizes[2]: self.layers,
             "vocab_size": len(self.tokens),
             "pad_token_id": len(self.tokens) - 1,
         }
 
     def write_result(self, folder: Path) -> Path:
-        """Writes the result's folder and returns its weights' file. What is not shrunk is linked.
+        """Writes the result's folder and returns its weights' file. What is not truncated is linked.
 
         Files keep their names, so one that transformers reads in the place of another is seen, and the index
         and the weights' header keep their metadata. The code is this tool's own, which is equal to the
         repository's; a conversion writes it.
         """
-        patched, checkpoint = self.patched, self.patched.model.checkpoint
+        imported, checkpoint = self.imported, self.imported.model.checkpoint
         file = next(iter(checkpoint.files))
         skipped = {CONFIG, checkpoint.index, *checkpoint.files}
-        for path in patched.model.folder.iterdir():
+        for path in imported.model.folder.iterdir():
             if path.is_file() and path.name not in skipped and path.suffix != ".py":
                 (folder / path.name).symlink_to(path.resolve())
-        for name in (*patched.model.templates, TEMPLATE):
-            (folder / name).symlink_to(Path(patched.modeling.__file__ or "").with_name(name))
-        write_json(folder / CONFIG, self.settings(patched.model.result_config))
+        for name in (*imported.model.templates, TEMPLATE):
+            (folder / name).symlink_to(Path(imported.modeling.__file__ or "").with_name(name))
+        write_json(folder / CONFIG, self.settings(imported.model.result_config))
         tensors = self.cut()
         if checkpoint.index is not None:
-            index = read_object(patched.model.folder / checkpoint.index)
+            index = read_object(imported.model.folder / checkpoint.index)
             index["weight_map"] = {tensor.name: file for tensor, _ in tensors}
             write_json(folder / checkpoint.index, index)
-        metadata = read_metadata(patched.model.folder / file) or {}
+        metadata = read_metadata(imported.model.folder / file) or {}
         with (folder / file).open("wb") as target:
             shapes = {tensor.name: (tensor.dtype, shape) for tensor, shape in tensors}
             target.write(header(shapes, metadata))
@@ -124,18 +124,17 @@ class Shrunk:
         (folder / SAFETENSORS).symlink_to(weights)
 
     def cut(self) -> list[tuple[Tensor, tuple[int, ...]]]:
-        """The stored tensors of a shrunk folder, and their shapes in it; the widest first, as aligned."""
-        patched = self.patched
-        model = build(
-            patched.architecture, patched.build_config(**self.settings(patched.model.result_config)), "meta"
-        )
+        """The stored tensors of a truncated folder, and their shapes in it; the widest first, as aligned."""
+        imported = self.imported
+        config = imported.build_config(**self.settings(imported.model.result_config))
+        model = build(imported.architecture, config, "meta")
         shapes = {
-            patched.stored_name(name): tuple(tensor.shape) for name, tensor in model.state_dict().items()
+            imported.stored_name(name): tuple(tensor.shape) for name, tensor in model.state_dict().items()
         }
         found = [
             (tensor, shapes.get(tensor.name, tensor.shape))
-            for tensor in patched.model.checkpoint.tensors.values()
-            if (patched.layer_of(tensor.name) or 0) < self.layers
+            for tensor in imported.model.checkpoint.tensors.values()
+            if (imported.layer_of(tensor.name) or 0) < self.layers
         ]
         return sorted(found, key=lambda each: -ITEM_BYTES[each[0].dtype])
 
@@ -146,7 +145,7 @@ class Shrunk:
         if shape != tensor.shape:
             row = size // tensor.shape[0]
             spans = [(row * token, row * (token + 1)) for token in self.tokens]
-        with (self.patched.model.folder / tensor.file).open("rb") as file:
+        with (self.imported.model.folder / tensor.file).open("rb") as file:
             for start, end in spans:
                 file.seek(tensor.offset + start)
                 yield from (file.read(min(BLOCK, end - at)) for at in range(start, end, BLOCK))

@@ -25,7 +25,7 @@ PROBE_HEAD_DIM, PROBE_VOCABULARY, PROBE_LAYERS = 8, 32, 2
 
 
 @dataclass(frozen=True)
-class Patched:
+class ImportedRepository:
     """A converted repository with its code imported."""
 
     model: AlibiModel
@@ -34,7 +34,7 @@ class Patched:
 
     @classmethod
     @contextlib.contextmanager
-    def load(cls, model: AlibiModel) -> Iterator[Patched]:
+    def load(cls, model: AlibiModel) -> Iterator[ImportedRepository]:
         """Imports the code that the repository holds, and removes it from ``sys.modules`` at the end.
 
         The import uses this tool's own templates, which are equal to the repository's files
@@ -61,7 +61,7 @@ class Patched:
         return getattr(self.modeling, f"Ntk{self.model.family.camel}Model")
 
     def probe_config(self, scaling: Scaling, layers: int = PROBE_LAYERS) -> Any:
-        """The config shrunk to ``layers`` small layers with the heads and options of the first ones."""
+        """The config of ``layers`` small layers with the heads and options of the first ones."""
         # Where the bias depends on the head size, so do the spans. The probe's ramp follows them.
         bias_scale, head_dim = self.model.family.bias_scale, self.model.geometry.head_dim
         scaling = stretched(scaling, bias_scale(head_dim) / bias_scale(PROBE_HEAD_DIM))

@@ -29,7 +29,7 @@ SIZES = (
 
 
 @dataclass(frozen=True)
-class Older:
+class RemoteVersion:
     """What a target holds that was converted from the same original."""
 
     hub: Hub
@@ -60,7 +60,7 @@ class Older:
         return deleted, () if fit else graphs
 
 
-def find_older(hub: Hub, target: Target, origin: Provenance, config: Config) -> Older | None:
+def find_remote_version(hub: Hub, target: Target, origin: Provenance, config: Config) -> RemoteVersion | None:
     """The older version of a result with this origin and config in a target; None if that holds none."""
     if not {CONFIG, manifest.MANIFEST} <= target.files.keys():
         return None
@@ -73,4 +73,4 @@ def find_older(hub: Hub, target: Target, origin: Provenance, config: Config) -> 
     same = older is not None and (older.source, older.subfolder) == (origin.source, origin.subfolder)
     if not same or any(theirs.get(key) != config.get(key) for key in SIZES):
         return None
-    return Older(hub, target, theirs, listed)
+    return RemoteVersion(hub, target, theirs, listed)

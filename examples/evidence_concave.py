@@ -80,6 +80,8 @@ LARGER = "larger"
 LARGER_TRAINING = ("--minutes", "66", "--float32")
 LARGER_PROMPTS = {1024: 60, 2048: 100, 4096: 60, 8192: 24}
 LARGER_LENGTHS = tuple(LARGER_PROMPTS)
+LARGER_SCALINGS = (1, 2)
+"""Places in ``scalings`` of by-parts and of the chosen power, which are compared; each takes half an hour."""
 LATE = "last quarter"
 """The task of the perplexity in the last quarter of each piece of text."""
 CLOSE = 0.01
@@ -196,7 +198,8 @@ def measured(model: Model, models: Path, subject: EvaluatedModel, scaling: Scali
 def of_model(model: Model, models: Path) -> Results:
     """The results of a small model, which is trained and measured where that is missing."""
     folder = train(model, models)
-    return of_folder(folder, models, model.name, TRAINED_LENGTH, partial(measured, model, models))
+    every = dict(enumerate(scalings(TRAINED_LENGTH)))
+    return of_folder(folder, models, model.name, every, partial(measured, model, models))
 
 
 def larger_prompts(folder: Path) -> Path:
@@ -253,24 +256,23 @@ def of_larger_model(models: Path) -> Results:
     if not (folder / "model.safetensors").exists():
         command = [sys.executable, str(EXAMPLES / "train_large.py"), "--out", str(folder), *LARGER_TRAINING]
         subprocess.run(command, check=True)
-    trained = train_large.TRAINED_LENGTH
-    return of_folder(folder, models, LARGER, trained, partial(measured_larger, folder))
+    every = scalings(train_large.TRAINED_LENGTH)
+    some = {number: every[number] for number in LARGER_SCALINGS}
+    return of_folder(folder, models, LARGER, some, partial(measured_larger, folder))
 
 
 def of_folder(
     folder: Path,
     models: Path,
     name: str,
-    train_length: int,
+    numbered: Mapping[int, Scaling],
     measure: Callable[[EvaluatedModel, Scaling], Results],
 ) -> Results:
-    """The results of a trained model under all scalings; those in files beside it are not measured again."""
-    files = {
-        scaling: models / f"concave-{name}-{number}.json"
-        for number, scaling in enumerate(scalings(train_length))
-    }
+    """The results of a trained model under these scalings; what files have is not measured again."""
+    files = {scaling: models / f"concave-{name}-{number}.json" for number, scaling in numbered.items()}
     if not all(file.exists() for file in files.values()):
         hardware = choose("cpu", "fp32", None)
+        train_length = train_large.TRAINED_LENGTH if name == LARGER else TRAINED_LENGTH
         with open_evaluated_model(folder, hardware, train_length=train_length) as subject:
             for scaling, file in files.items():
                 kept(file, partial(measure, subject, scaling))
@@ -394,8 +396,19 @@ def judged(results: Results) -> str:
 
 
 def larger(results: Results) -> str:
-    """The larger model."""
-    return means(results, [LARGER], [LARGER])
+    """The larger model: right answers, and the perplexity per token."""
+    found, rows = places(results), []
+    columns = [(task, multiple) for task in MEASURES for multiple in MULTIPLES]
+    for scaling in NAMES:
+        cells = [found.get((LARGER, scaling, *column)) for column in columns]
+        if any(cells):
+            shown = [
+                f"{100 * each.value:.1f} %" if each.task == RIGHT else f"{each.value:.1f}"
+                for each in cells
+                if each is not None
+            ]
+            rows.append([scaling, *shown])
+    return markdown(["scaling", *(f"{MEASURES[task]}, {multiple}x" for task, multiple in columns)], rows)
 
 
 BLOOMS = "BLOOMs"
@@ -442,8 +455,7 @@ def pairs(results: Results) -> str:
     other = next(name for name in POWERED if name != best)
     every = kinds(results)
     compared_with = [(best, BY_PARTS, kind) for kind in every]
-    for kind in ("all", LARGER):
-        compared_with += [(best, NTK, kind), (other, BY_PARTS, kind)]
+    compared_with += [(best, NTK, "all"), (other, BY_PARTS, "all")]
     for ours, theirs, kind in compared_with:
         judged = (ours, theirs) == (best, BY_PARTS) and kind != BLOOMS
         for task, what in MEASURES.items():

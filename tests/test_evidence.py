@@ -76,7 +76,8 @@ def test_the_tables_are_what_the_results_give(stored: dict[str, Results]) -> Non
     }
     wrong = [path for path, text in made.items() if path.read_text(encoding="utf-8") != text]
     assert not wrong, "write them again: python examples/evidence.py --tables, and those of the other two"
-    for module, results in ((evidence_large, large), (evidence_concave, concave)):
+    curves = read(evidence_curves.RESULTS)
+    for module, results in ((evidence_large, large), (evidence_concave, concave), (evidence_curves, curves)):
         assert module.page(results) == module.DOCUMENT.read_text(encoding="utf-8")
     pages = "".join(text for path, text in made.items() if path.suffix == ".md")
     shown = re.findall(r"<!-- (?:evidence|large|concave) ([a-z0-9-]+):", pages)
@@ -123,6 +124,9 @@ def test_every_cell_follows_from_its_scores(stored: dict[str, Results]) -> None:
         check_cells(replace(large, measurements=own), evidence_large.PROMPTS, evidence_large.WINDOWS)
     assert list(encoders.models) == [model.name for model in evidence_encoders.MODELS]
     check_cells(encoders, evidence_encoders.PAIRS, evidence_encoders.WINDOWS)
+    curves = read(evidence_curves.RESULTS)
+    assert list(curves.models) == [model.name for model in evidence_curves.MODELS]
+    check_cells(curves, dict.fromkeys(evidence_curves.LENGTHS, 32), evidence_curves.WINDOWS)
     concave = read(evidence_concave.RESULTS)
     for model, task in {(each.model, each.task) for each in concave.measurements}:
         own = [each for each in concave.measurements if (each.model, each.task) == (model, task)]

@@ -19,9 +19,9 @@ import onnx_ir as ir
 
 from converter.config import Geometry
 from converter.onnx.alibi import Alibi, Cache, Tokens
-from converter.onnx.concave import concave_penalty
+from converter.onnx.concave import CURVE_CHANNELS, concave_penalty
 from converter.onnx.graph import ORT, Value
-from converter.scaling.scaling import Scaling
+from converter.scaling.scaling import FOLDED_CHANNELS, Scaling
 
 MULTIPLE = 8
 """GroupQueryAttention's head size must be a multiple of this."""
@@ -57,7 +57,10 @@ class OrtAttention:
         """Channels of the penalty, and of zeros."""
         with graph.scope("alibi"):
             self.concave = concave_penalty(tokens, alibi)
-            self.zeros = self.width - alibi.scaling.folded_channels
+            used = FOLDED_CHANNELS
+            if self.concave is not None:
+                used += CURVE_CHANNELS
+            self.zeros = self.width - used
             """Channels of zeros."""
             self.by_row = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
             count = graph.op("Mul", tokens.rows, tokens.new)

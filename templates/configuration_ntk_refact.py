@@ -2,7 +2,7 @@
 # Copyright 2026 the ntk-convert authors
 """Configuration of a Refact-1.6B checkpoint with scaled ALiBi slopes."""
 
-from .ntk_config import NtkDecoderConfig
+from .ntk_config import NtkDecoderConfig, plan_name
 
 
 class NtkRefactConfig(NtkDecoderConfig):
@@ -54,7 +54,7 @@ class NtkRefactConfig(NtkDecoderConfig):
         return {
             "h.*.attn.q": "colwise_rep",
             "h.*.attn.c_proj": "rowwise",
-            **{f"h.*.mlp.{half}": "colwise_rep" for half in halves},
+            **{plan_name(f"h.*.mlp.{half}"): "colwise_rep" for half in halves},
             "h.*.mlp.c_proj": "rowwise_rep",
         }
 

@@ -19,7 +19,7 @@ Config = Mapping[str, Any]
 Value = TypeVar("Value")
 
 SourceConfig = NewType("SourceConfig", Config)
-"""A config.json as a source has it: its own class and model_type, and no scaling of this tool."""
+"""A config.json as a source has it, read or found again from a result: a source's class and model_type."""
 ResultConfig = NewType("ResultConfig", Config)
 """A config.json that a conversion wrote: what the result's code reads, the scaling, and the record."""
 
@@ -141,6 +141,8 @@ def with_current_keys(config: Config, spellings: Mapping[str, str]) -> dict[str,
     result: dict[str, Any] = {}
     for key, value in config.items():
         current = spellings.get(key, key)
+        if key == current and value is None and current in result:
+            continue  # an old name has the value
         if key == current or config.get(current) is None:
             result[current] = value
     return result

@@ -3,10 +3,11 @@
 """The forward pass of a decoder-only ALiBi backbone, and the heads on top of it.
 
 Families differ in their embeddings and layers; the loop over the layers and the heads are shared.
-A family's backbone and heads are its own classes. They name these mixins first and keep the classes that
-transformers looks for (``PreTrainedModel``, ``GenerationMixin``) among their direct bases.
+A family's backbone and heads are its own classes. They name these mixins first, and then transformers' own
+classes (``PreTrainedModel``, ``GenerationMixin``), which transformers looks for among a class's bases.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -140,16 +141,17 @@ class AlibiDecoder:
             past_key_values = DynamicCache()
         grow(past_key_values, len(self.decoder_layers))
 
-        all_hidden_states, all_attentions = [], []
+        all_hidden_states, all_attentions = [], []  # kept only if they are returned: they are large
         for layer in self.decoder_layers:
-            all_hidden_states.append(hidden_states)
-            run = layer
-            if checkpointing:
-                run = partial(self._gradient_checkpointing_func, layer)
+            if output_hidden_states:
+                all_hidden_states.append(hidden_states)
+            run = self.layer_function(layer)
             hidden_states, weights = run(hidden_states, plan, past_key_values)
-            all_attentions.append(weights)
+            if output_attentions:
+                all_attentions.append(weights)
         hidden_states = self.final_norm(hidden_states)
-        all_hidden_states.append(hidden_states)
+        if output_hidden_states:
+            all_hidden_states.append(hidden_states)
 
         return BaseModelOutputWithPast(
             last_hidden_state=hidden_states,
@@ -157,6 +159,12 @@ class AlibiDecoder:
             attentions=tuple(all_attentions) if output_attentions else None,
             **{CACHE: past_key_values if use_cache else None},
         )
+
+    def layer_function(self, layer: nn.Module) -> Callable[..., Any]:
+        """The layer, or with gradient checkpointing a function that computes it anew in the backward pass."""
+        if self.gradient_checkpointing and self.training:
+            return partial(self._gradient_checkpointing_func, layer)
+        return layer
 
     def head_processes(self, keywords: dict[str, Any]) -> Any | None:
         """The processes that share the heads in tensor parallelism, a ``DeviceMesh``; None without it."""

@@ -245,18 +245,21 @@ class AlibiEncoder:
             plans = plans * len(self.encoder_layers)
 
         checkpointing = self.gradient_checkpointing and self.training
-        all_hidden_states, all_attentions = [hidden_states], []
+        all_hidden_states, all_attentions = [], []  # kept only if they are returned: they are large
         for index, layer in enumerate(self.encoder_layers):
+            if output_hidden_states:
+                all_hidden_states.append(hidden_states)
             run = layer
             if checkpointing:
                 run = partial(self._gradient_checkpointing_func, layer)
             hidden_states, weights = run(hidden_states, plans[index])
-            all_hidden_states.append(hidden_states)
-            all_attentions.append(weights)
+            if output_attentions:
+                all_attentions.append(weights)
         hidden_states = self.final_norm(hidden_states)
         if self.zero_padding and real is not None:
             hidden_states = hidden_states.masked_fill(~real[..., None], 0.0)
-        all_hidden_states[-1] = hidden_states
+        if output_hidden_states:
+            all_hidden_states.append(hidden_states)
 
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden_states,

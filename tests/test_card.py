@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from converter import convert
 from converter.result.card.examples import literal
-from converter.result.card.update import with_place
+from converter.result.card.update import is_by_hand, with_kept_text, with_place
 from tests import forks, tiny
 from tests.conftest import RunCli, edit_json
 from tests.onnx_graphs import exported
@@ -222,6 +222,47 @@ def test_a_card_gets_another_place_more_than_once(
         card = with_place(card, "me/last", revision)
         assert with_place(card, "me/last", revision) == card
     assert card == direct
+
+
+THEIRS = """\
+# Mine
+
+```python
+model = AutoModel.from_pretrained("C:\\Users\\me")
+## no title
+```
+
+Made with
+with ntk-convert and patience.
+
+## Results
+
+Good.
+
+## Results
+
+Better.
+"""
+
+
+def test_the_card_of_somebody_else_keeps_its_examples(tmp_path: Path) -> None:
+    convert(of_head("bloom", "CausalLM")(tmp_path / "source"), tmp_path / "out", scale=4, verify=False)
+    fresh = (tmp_path / "out/README.md").read_text()
+    assert is_by_hand(THEIRS.encode())
+    card = with_kept_text(fresh, THEIRS)
+    assert THEIRS in card
+    there = with_place(card, "me/long", None)
+    assert THEIRS in there
+    assert 'AutoModelForCausalLM.from_pretrained("me/long", trust_remote_code=True)' in there
+    assert with_place(THEIRS, "me/long", None) == THEIRS
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_sections_that_an_owner_added_are_kept(tmp_path: Path, end: str) -> None:
+    convert(of_head("bloom", "CausalLM")(tmp_path / "source"), tmp_path / "out", scale=4, verify=False)
+    fresh = (tmp_path / "out/README.md").read_text()
+    older = f"{fresh}\n## Notes\n\n```\n## Load\n```\n\n## Results\n\nGood.\n\n## Results\n\nBetter.\n"
+    assert with_kept_text(fresh, older.replace("\n", end)) == older
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +82,22 @@ def test_every_head_gives_the_stock_head_s_loss(family: str, head: str, tmp_path
         assert ours.loss.item() == pytest.approx(theirs.loss.item(), abs=tolerance)
     options = {"output_hidden_states": True, "output_attentions": True}
     assert len(model(ids, return_dict=False, **options)) == len(model(ids, **options).to_tuple())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["bloom", "mosaic_bert"])
+def test_hidden_states_are_freed_unless_they_are_asked_for(family: str, tmp_path: Path) -> None:
+    """At 100,000 tokens, those of all layers would take tens of gigabytes."""
+    factory = {**tiny.FACTORIES, **tiny.ENCODERS}[family]
+    convert(factory(tmp_path / "source", 4, head="Model"), tmp_path / "out", method="none", verify=False)
+    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    first, last = model.decoder_layers if family == "bloom" else model.encoder_layers
+    seen: list[Any] = []
+    first.register_forward_pre_hook(lambda _, inputs: seen.append(weakref.ref(inputs[0])))
+    last.register_forward_pre_hook(lambda *_: seen.append(seen[-1]() is not None))
+    for kept in (False, True):
+        model(torch.arange(3, 33)[None], output_hidden_states=kept)
+        assert seen[-1] == kept
 
 
 @pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])

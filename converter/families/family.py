@@ -106,8 +106,8 @@ class Family:
     rewrite: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """Takes a config with current keys; returns it with what the template does not read in the same way."""
     settings_from_tensors: Callable[[Config, Mapping[str, Tensor]], dict[str, Any]] = _no_settings
-    """Takes a template config and the stored tensors by name; returns the keys that the config lacks or has
-    wrong and that the tensors' names and shapes reveal."""
+    """Takes a source's or a result's config and the stored tensors by name; returns the keys that the config
+    lacks or has wrong and that the tensors' names and shapes reveal."""
     base_prefix: str = "transformer"
     """The backbone's attribute in a model with a head, which its tensors' names start with."""
     layers: str = "h"

@@ -1,6 +1,6 @@
 """The config.json of an ALiBi model: as its source has it, as a conversion writes it, and the way between.
 
-What only the tensors tell is no part of either way: see ``Model.read_tensor_settings``.
+What only the tensors tell is added by ``Model.read_tensor_settings``, and stays on the way back.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def source_config(family: Family, result: ResultConfig, origin: Provenance) -> S
     source = {
         **family.restored,
         **{key: value for key, value in kept.items() if key not in ADDED},
-        "model_type": next(iter(family.model_types), "bert"),
+        "model_type": next(iter(family.model_types), "bert"),  # encoders share that one, see ``claims``
         "architectures": source_classes(family, kept),
     }
     limits: Mapping[str, Any] = origin.limits or {}

@@ -19,8 +19,8 @@ file does, what it imports, and what it opens."""
 METHODS: Mapping[Method, str] = {
     "ntk": "The head that sees the nearest keys stays as trained, and the one that sees the farthest sees "
     "farther by the factor; the others lie between.",
-    "ntk-published": "The first head stays as trained, and the last one sees farther by the factor; the "
-    "others lie between, by their number.",
+    "ntk-published": "The first head stays as trained, and the others see farther, by the formula of the "
+    "original code.",
     "by-parts": "Heads that see up to {start} tokens stay as trained, and those that see {end} or more see "
     "farther by the factor.",
     "linear": "Every head sees farther by the factor.",
@@ -56,7 +56,7 @@ class CardText:
     scaled_positions: str
     """What was scaled and how; continues "This is SOURCE with its": "ALiBi slopes scaled for ..."."""
     explanation: str
-    """What the scaling does, in sentences; empty for an unscaled model."""
+    """What the scaling does, in sentences; empty for an unscaled model, and for rotary ones."""
     differences: str
     """What differs from the source; continues "only": "`config.json` differs"."""
     loading_notes: str

@@ -1,4 +1,15 @@
-"""``Model``: a checkpoint that was opened, a source or what this tool wrote of one."""
+"""``Model``: a checkpoint that was opened, a source or what a conversion wrote of one.
+
+Its configs, and how one becomes another:
+
+    config_json         read from the folder
+    source_config       of a source: config_json without what only chooses an implementation, and with --set;
+                        of a result: found again from it (``alibi_config``, ``rotary_config``: source_config)
+    tensor_settings     the keys that only the tensors tell, such as stored slopes
+    make_result_config  from source_config, for a scaling (the same modules: result_config); a result's file
+                        has it and the tensor settings
+    result_config       config_json, of a result
+"""
 
 from __future__ import annotations
 
@@ -38,7 +49,7 @@ class Model(ABC):
 
     source: Source
     config_json: Config
-    """config.json as it lies in the folder."""
+    """config.json as it lies in the folder; for a graph of another task, with the class of that."""
     source_config: SourceConfig
     """The config of the source, which a conversion starts from. It has the user's values, and no keys that
     choose an implementation."""
@@ -106,7 +117,8 @@ class Model(ABC):
     def stock(self, tensor_settings: Config) -> Positions:
         """The slopes or frequencies as trained.
 
-        ``tensor_settings`` are the model's, or {} to leave stored slopes out.
+        ``tensor_settings`` are the model's, or all of a result's config. With {}, a source's stored slopes
+        are left out.
         """
 
     @abstractmethod
@@ -266,7 +278,7 @@ class Model(ABC):
 
     @cached_property
     def tensor_settings(self) -> dict[str, Any]:
-        """What the tensors add to the config; empty for a Hub repository, whose weights are not here."""
+        """What ``read_tensor_settings`` adds to the source's config; empty if the tensors are not here."""
         if not (self.source.local and weight_files(self.source)):
             return {}
         return self.read_tensor_settings(self.folder, self.checkpoint, self.source_config)

@@ -81,7 +81,8 @@ def use_code(facts: Facts) -> str | None:
     code = USES.get(facts.card_text.task or "")
     if code is None or not facts.has_tokenizer:
         return None
-    if len(facts.result.result_config.get("id2label") or ()) == 1:
+    labels = facts.result.result_config.get("id2label") or ()
+    if facts.card_text.task == "text-classification" and len(labels) == 1:
         # A classifier with one label is a reranker, which scores a pair of texts.
         code = code.replace(SENTENCE, PAIR)
     return PYTHON.format(code)

@@ -136,6 +136,11 @@ def _texts(value: object) -> str | list[str] | None:
 
 
 def _is_local(value: object) -> bool:
+    """Whether it is a local path, or a list or an object with one in it."""
+    if isinstance(value, dict):
+        return any(_is_local(each) for each in value.values())
+    if isinstance(value, list):
+        return any(_is_local(each) for each in value)
     return isinstance(value, str) and LOCAL_PATH.search(value) is not None
 
 

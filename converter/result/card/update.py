@@ -16,8 +16,10 @@ GRAPHS = "ONNX"
 """Title of the section that an export adds."""
 ADDED = "Longer contexts"
 """Title of the section about the conversion in a card that somebody else wrote."""
-SIGNED = re.compile(rf"^{SIGNATURE} \S", re.MULTILINE)
-"""Matches a card that a conversion wrote or added to. Older versions wrote no other mark."""
+SIGNED = re.compile(rf"^{SIGNATURE} \d", re.MULTILINE)
+"""Matches a card that a conversion wrote or added to, by the version. Older versions wrote no other mark."""
+FENCE = re.compile(r" {0,3}(```|~~~)")
+"""Begins or ends a block of code, in which a line with ## is no title."""
 
 
 def with_kept_text(fresh: str, older: str) -> str:
@@ -27,7 +29,7 @@ def with_kept_text(fresh: str, older: str) -> str:
     other card keeps its text, and gets the fresh one as a section. A section about graphs goes, since graphs
     are not copied.
     """
-    older = _without_section(older, GRAPHS)
+    older = _without_section(older.replace("\r\n", "\n"), GRAPHS)
     _, body = split_front_matter(older)
     if not body.strip():
         return fresh
@@ -47,9 +49,11 @@ def with_place(card: str, place: str, revision: str | None = None) -> str:
 
     A card that no conversion wrote stays as it is.
     """
+    # In somebody else's card, the examples of the conversion stand in its own section.
+    theirs, title, card = card.rpartition(f"\n## {ADDED}\n")
     found = LOADING.search(card)
     if found is None or not SIGNED.search(card):
-        return card
+        return theirs + title + card
     arguments = literal(place)
     if revision:
         arguments += f", revision={literal(revision)}"
@@ -60,7 +64,8 @@ def with_place(card: str, place: str, revision: str | None = None) -> str:
     if found["revision"]:
         older_revision = ast.literal_eval(found["revision"])
     older_command = serve_command(older_place, older_revision)
-    return card.replace(f"\n{older_command} ", f"\n{serve_command(place, revision)} ")
+    card = card.replace(f"\n{older_command} ", f"\n{serve_command(place, revision)} ")
+    return theirs + title + card
 
 
 def is_by_hand(card: bytes) -> bool:
@@ -72,12 +77,25 @@ def is_by_hand(card: bytes) -> bool:
 
 def _with_added_sections(fresh: str, older_body: str) -> str:
     """The fresh card with those sections of an older one that ``describe`` does not write."""
-    _, *sections = re.split(r"^## ", older_body, flags=re.MULTILINE)
-    for section in sections:
-        title, _, text = section.partition("\n")
-        if title not in SECTIONS:
-            fresh = with_section(fresh, title, f"{text.strip()}\n")
-    return fresh
+    added = [
+        f"## {title}\n\n{text.strip()}\n" for title, text in _sections(older_body) if title not in SECTIONS
+    ]
+    return "\n".join([fresh, *added])
+
+
+def _sections(body: str) -> list[tuple[str, str]]:
+    """Title and text of each section of a card, in order."""
+    found: list[tuple[str, str]] = []
+    in_code = False
+    for line in body.splitlines(keepends=True):
+        if FENCE.match(line):
+            in_code = not in_code
+        if line.startswith("## ") and not in_code:
+            found.append((line.removeprefix("## ").strip(), ""))
+        elif found:
+            title, text = found[-1]
+            found[-1] = (title, text + line)
+    return found
 
 
 def _with_section_on_conversion(older: str, fresh: str) -> str:

@@ -24,7 +24,7 @@ from converter.scaling.scaling import Scaling
 from converter.source.source import CONFIG
 from converter.source.tokenizer import Tokenizer, with_known_class
 
-ADDED = ("alibi_scaling", "auto_map", PROVENANCE)
+ADDED_KEYS = ("alibi_scaling", "auto_map", PROVENANCE)
 """Keys that a conversion adds."""
 
 
@@ -62,7 +62,7 @@ def source_config(family: Family, result: ResultConfig, origin: Provenance) -> S
     kept = with_known_class(without_implementation(result))
     source = {
         **family.restored,
-        **{key: value for key, value in kept.items() if key not in ADDED},
+        **{key: value for key, value in kept.items() if key not in ADDED_KEYS},
         "model_type": next(iter(family.model_types), "bert"),  # encoders share that one, see ``claims``
         "architectures": source_classes(family, kept),
     }

@@ -11,7 +11,7 @@ from converter.families import Family
 from converter.families.family import TASKS
 from converter.scaling.scaling import Method, Scaling, number_text
 
-TRUST = "Loading needs `trust_remote_code=True` and fails without it. "
+NEEDS_TRUST = "Loading needs `trust_remote_code=True` and fails without it. "
 CODE_NOTE = """
 
 The code is that of ntk-convert, under the Apache License 2.0. The head of `{module}` says what each
@@ -75,7 +75,7 @@ def alibi_card_text(family: Family, scaling: Scaling, config: Config) -> CardTex
     stock_class = config["architectures"][0].removeprefix("Ntk")
     what = "ALiBi slopes" if scaling.power is None else "ALiBi penalty"
     how = f"scaled for longer contexts: {scaling}" if scaling.scaled else "not scaled at all"
-    notes = TRUST + (STOCK_NOTES.format(stock_class=stock_class) if family.stock else OWN_NOTES)
+    notes = NEEDS_TRUST + (STOCK_NOTES.format(stock_class=stock_class) if family.stock else OWN_NOTES)
     notes += CODE_NOTE.format(module=f"modeling_{family.model_type}.py")
     if scaling.float16_length is not None:
         notes += FLOAT16_NOTE.format(tokens=scaling.float16_length)

@@ -95,7 +95,10 @@ def open_model(model: str | Path, *, progress: bool = False, **options: Unpack[S
 def read_model(
     source: Source, train_length: int | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Model:
-    """The model that these files hold; raises as ``open_model``."""
+    """The model that these files hold, by config.json alone.
+
+    Raises as ``open_model``, which also checks a result's other files, its record, and keys of libraries.
+    """
     config_json = source.config()
     config, stale_quantisation = without_quantisation(source, config_json)
     fields: dict[str, Any] = {

@@ -34,9 +34,10 @@ class Origin:
 
 
 def read_origin(model: Model, base_model: str | None) -> Origin:
-    """The origin of a result of ``model``, which is fetched; ``base_model`` is what the user gave.
+    """The origin of a result that is made of ``model``, whose card must have been fetched.
 
-    A converted model that is converted again records its original; its own card is the older one.
+    ``base_model`` is the Hub id that the user gave. A repository that is converted again has its original in
+    its record; its own card is the older one.
     """
     source, record = model.source, model.origin
     root = record.source or source.root
@@ -93,7 +94,7 @@ class Facts:
         return bool(self.tokenizer.here or self.tokenizer.elsewhere)
 
     @property
-    def has_own_weights(self) -> bool:
+    def may_have_own_weights(self) -> bool:
         """Whether its weights may differ from the original's. The older card then describes this model."""
         return self.weights != "original"
 
@@ -107,7 +108,7 @@ class Facts:
 
     @property
     def input_limit(self) -> int | None:
-        """The tokens after which programs cut a text; None for decoders, and if it is as in the source."""
+        """The tokens after which programs cut a text; None for decoders, and without a scaling."""
         if self.result.decoder:
             return None
         return self.result.input_limit(self.result.scaling)

@@ -79,7 +79,7 @@ def describe_metadata(facts: Facts) -> dict[str, Any]:
     known = {key: _texts(older.get(key)) for key in KEPT}
     computed = _computed_metadata(facts, known)
     kept: dict[str, Any] = {}
-    if facts.has_own_weights:
+    if facts.may_have_own_weights:
         kept = {key: value for key, value in older.items() if key not in NOT_KEPT and not _is_local(value)}
     kept |= known
     for key in computed:
@@ -149,7 +149,7 @@ def _parent(facts: Facts, stated: str | list[str] | None) -> str | list[str] | N
     names = [stated] if isinstance(stated, str) else stated or []
     if not all(is_repo_id(name) for name in names):
         stated = None  # names of folders
-    if facts.has_own_weights:
+    if facts.may_have_own_weights:
         # The card of a tuned model may name a closer parent than the original.
         return stated or facts.origin.base_model
     return facts.origin.base_model or stated
@@ -158,7 +158,7 @@ def _parent(facts: Facts, stated: str | list[str] | None) -> str | list[str] | N
 def _pipeline_tag(facts: Facts, stated: str | list[str] | None, task: str | None) -> str | list[str] | None:
     """The Hub's name of the task: what the older card stated, if that still holds, or ``task``."""
     # Weights of its own may come with another head than the card was written for.
-    may_be_outdated = facts.has_own_weights and stated in (SENTENCE_SIMILARITY, *TASKS.values())
+    may_be_outdated = facts.may_have_own_weights and stated in (SENTENCE_SIMILARITY, *TASKS.values())
     if stated is None or may_be_outdated:
         return task
     return stated

@@ -526,7 +526,7 @@ def test_what_is_wrong_with_the_process_is_not_blamed_on_the_model(
         raise RuntimeError("I/O error: Too many open files (os error 24)")
 
     with monkeypatch.context() as patch:
-        patch.setattr("converter.verification.tensors.check", full)
+        patch.setattr("converter.verification.tensors.check_tensors", full)
         assert "ulimit -n" in refused(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out")
     words = [sys.executable, "-OO", "-m", "converter", pristine("bloom"), "--scale", "2"]
     done = subprocess.run(

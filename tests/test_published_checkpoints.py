@@ -191,8 +191,8 @@ def test_every_tensor_has_its_place_in_the_family_s_model(family: str, entry: En
     (tmp_path / "config.json").write_text(json.dumps(config))
     repository = open_model(tmp_path)
     assert isinstance(repository, AlibiModel)
-    with ImportedRepository.load(repository) as patched:
-        found = tensors.check(patched)
+    with ImportedRepository.load(repository) as imported:
+        found = tensors.check_tensors(imported)
     assert found.detail.startswith(f"all {sum(not name.endswith(SLOPES) for name in named)} tensors fit")
 
 

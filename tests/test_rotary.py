@@ -262,7 +262,13 @@ def test_old_pickles(make_source: MakeSource, tmp_path: Path) -> None:
 
 def verified(source: Path, folder: Path, scaling: Scaling) -> list[Check]:
     """The checks of ``folder`` as if it were the source converted with this scaling."""
-    model = replace(open_model(source), source=open_folder(folder), config=config_of(folder), scaling=scaling)
+    model = replace(
+        open_model(source),
+        source=open_folder(folder),
+        config_json=config_of(folder),
+        scaling=scaling,
+        provenance=Provenance(None, None, None),
+    )
     assert isinstance(model, RotaryModel)
     return verify(model, [])
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from converter import VerificationError, convert, inspect
+from converter.config import Provenance
 from converter.model.open import open_model
 from converter.model.rotary import RotaryModel
 from converter.rotary import settings

@@ -38,6 +38,7 @@ CODE = "jina-present"
 TOLERANCE = 1e-4
 """Largest difference between the vectors of two sides in float32, relative to the largest number in them."""
 CONVERTED, UNSORTED = "converted, sorted", "converted, unsorted"
+PADDED, ALONE = "converted, unsorted, with padding", "converted, one text at a time"
 BERT, ORIGINAL = "BERT", "original code"
 GRAPH, UNSORTED_GRAPH = "ONNX, float32", "ONNX, float32, unsorted"
 QUANTISED = {"ONNX, int8": ("int8", "model_quantized.onnx"), "ONNX, w8a8": ("w8a8", "model_int8.onnx")}
@@ -61,6 +62,10 @@ class Job:
     threads: int
     ordered: bool = True
     """Sort the texts by length first, so that those in a batch have similar lengths."""
+    padded: bool = False
+    """Compute the padding, too, which a converted encoder otherwise leaves out."""
+    alone: bool = False
+    """Give the model one text at a time."""
     code: str = ""
     """The folder with the original code's repositories."""
     texts: str = ""
@@ -75,6 +80,9 @@ def converted(job: Job) -> Embed:
 
     options = {} if Path(job.model).name == "bert" else {"trust_remote_code": True}
     model = AutoModel.from_pretrained(job.model, **options).eval()
+    if job.padded:
+        package = type(model).__module__.rpartition(".")[0]
+        sys.modules[f"{package}.ntk_symmetric"].find_texts = lambda *_: None  # type: ignore[attr-defined]
     return in_batches(lambda ids, mask: model(ids, attention_mask=mask).last_hidden_state, job.ordered)
 
 
@@ -154,7 +162,7 @@ def measure_job(job: Job) -> Cell:
         clock = time.process_time if job.threads == 1 else time.perf_counter
         with measuring.noting_extra(cell.prompt):
             started = clock()
-            cell.logits = [embed(texts, job.rows)]
+            cell.logits = [embed(texts, 1 if job.alone else job.rows)]
             cell.prompt.seconds.append(clock() - started)
         cell.resident = measuring.peak()
     return cell
@@ -169,6 +177,8 @@ def jobs(folder: Path, threads: int, quantised: bool, code: Path | None) -> dict
     made = {
         CONVERTED: Job("converted", model, threads),
         UNSORTED: Job("converted", model, threads, ordered=False),
+        PADDED: Job("converted", model, threads, ordered=False, padded=True),
+        ALONE: Job("converted", model, threads, alone=True),
         BERT: Job("converted", str(folder / "bert"), threads),
         GRAPH: Job("graph", f"{model}/model.onnx", threads),
         UNSORTED_GRAPH: Job("graph", f"{model}/model.onnx", threads, ordered=False),

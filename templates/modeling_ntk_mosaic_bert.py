@@ -7,7 +7,9 @@ modeling_ntk_mosaic_bert.py                      this file: the layers, which on
 ntk_alibi.py                                     the slopes, and their scaling
 ntk_encoder.py                                   the forward pass, and `encode` for embeddings
 ntk_heads.py, ntk_encoder_heads.py               the heads on top of it
-ntk_symmetric.py, ntk_tiles.py                   attention with the slopes, and its faster way on CPUs
+ntk_symmetric.py                                 attention with the slopes, in one of these ways:
+ntk_symmetric_sdpa.py, ntk_tiles.py              rows of one text each, and a faster way on CPUs
+ntk_texts.py                                     texts one after another, without padding
 
 ntk-convert wrote these files. They are the same for every model of this family, and under the Apache License
 2.0. The weights, the tokenizer and their licence are those of the model that "ntk_convert" in config.json
@@ -30,6 +32,8 @@ from .ntk_encoder import AlibiEncoder, EncoderAttention, GatedMLP
 from .ntk_encoder_heads import BertMaskedLMHead, EncoderHead, FirstTokenHead
 from .ntk_heads import QuestionAnsweringHead, Support, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
+from .ntk_symmetric_sdpa import sdpa_attention  # noqa: F401 -- see above
+from .ntk_texts import Texts  # noqa: F401 -- see above
 from .ntk_tiles import Tile  # noqa: F401 -- see above
 
 

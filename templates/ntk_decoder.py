@@ -36,9 +36,6 @@ class DecoderSupport(Support):
     """Mixin for a family's base class: what transformers may do with the family's models."""
 
     _skip_keys_device_placement = ["cache", "past_key_values"]
-    _supports_attention_backend = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
 
 
 class AlibiDecoder:

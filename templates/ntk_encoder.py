@@ -23,20 +23,24 @@ from transformers.utils import can_return_tuple
 from .ntk_alibi import Alibi
 from .ntk_heads import check_keywords
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_symmetric_attention
+from .ntk_texts import Texts
 from .ntk_tiles import infers_on_cpu
 
 # Tokens that feed-forward layers take at a time.
 SLICE = 512
-# Values of attn_implementation.
-ATTENTION = ("sdpa", "eager")
 
 
-def check_attention(name: str | None) -> None:
+# Values of attn_implementation. transformers takes FlashAttention 2 from the Hub's kernels if the package is
+# missing and ``kernels`` is there, and then writes the last name.
+ATTENTION = ("sdpa", "eager", "flash_attention_2", "flex_attention", "kernels-community/flash-attn2")
+
+
+def check_attention(name: str) -> None:
     """Raises ValueError for a function of transformers that could not compute a bias of -slope * |i - j|."""
-    if name not in (None, *ATTENTION):
+    if name not in ATTENTION:
         raise ValueError(
             f'Specified `attn_implementation="{name}"` is not supported, because it cannot compute the ALiBi '
-            f"bias of an encoder; use one of: {', '.join(ATTENTION)}"
+            f"bias of an encoder; use one of: {', '.join(ATTENTION[:-1])}"
         )
 
 
@@ -214,15 +218,14 @@ class AlibiEncoder:
             attention_mask: [B, L], 1 for real and 0 for padded tokens; None for no padding.
             token_type_ids: [B, L]; all 0 if None.
             inputs_embeds: [B, L, hidden] instead of ``input_ids``.
-            position_ids: [B or 1, L], only to make sure that a row is one text.
-
-        Other keywords are ignored.
+            position_ids: [B or 1, L]. Where they start again at 0, another text starts.
+            kwargs: ``cu_seq_lens_q`` [texts + 1], where texts start, as ``position_ids`` say, too. Others are
+                ignored.
 
         Raises:
             TypeError: a keyword that ``check_keywords`` rejects.
-            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; an attention mask that is not
-                [B, L]; several texts in a row; a config that names an attention function other than ``sdpa``
-                and ``eager``.
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; an attention function that
+                cannot compute the bias; a mask or positions that ``plan_symmetric_attention`` rejects.
         """
         if output_attentions is None:
             output_attentions = self.config.output_attentions
@@ -230,32 +233,32 @@ class AlibiEncoder:
             output_hidden_states = self.config.output_hidden_states
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
-        check_keywords(self, kwargs, "cache", "past_key_values", "cu_seq_lens_q")
+        check_keywords(self, kwargs, "cache", "past_key_values")
         check_attention(self.config._attn_implementation)
+        attention = self.config._attn_implementation
+        if output_attentions:
+            attention = "eager"
 
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
         hidden_states = self.prepare_embeddings(inputs_embeds, token_type_ids)
-        eager = output_attentions or self.config._attn_implementation == "eager"
-        plans = plan_symmetric_attention(self.alibi, hidden_states, attention_mask, eager)
-        real = plans[0].real
-        if position_ids is not None:
-            check_one_text(position_ids, real)
+        plans = plan_symmetric_attention(
+            self.alibi, attention, hidden_states, attention_mask, position_ids, kwargs.get("cu_seq_lens_q")
+        )
+        texts, real = plans[0].texts, plans[0].real
         if len(plans) == 1:
             plans = plans * len(self.encoder_layers)
+        if texts is not None:
+            hidden_states = texts.pack(hidden_states)
 
-        checkpointing = self.gradient_checkpointing and self.training
         all_hidden_states, all_attentions = [], []  # kept only if they are returned: they are large
-        for index, layer in enumerate(self.encoder_layers):
+        for plan, layer in zip(plans, self.encoder_layers, strict=True):
             if output_hidden_states:
-                all_hidden_states.append(hidden_states)
-            run = layer
-            if checkpointing:
-                run = partial(self._gradient_checkpointing_func, layer)
-            hidden_states, weights = run(hidden_states, plans[index])
+                all_hidden_states.append(in_rows(hidden_states, texts))
+            hidden_states, weights = self.layer_function(layer)(hidden_states, plan)
             if output_attentions:
                 all_attentions.append(weights)
-        hidden_states = self.final_norm(hidden_states)
+        hidden_states = in_rows(self.final_norm(hidden_states), texts)
         if self.zero_padding and real is not None:
             hidden_states = hidden_states.masked_fill(~real[..., None], 0.0)
         if output_hidden_states:
@@ -268,23 +271,18 @@ class AlibiEncoder:
             attentions=tuple(all_attentions) if output_attentions else None,
         )
 
+    def layer_function(self, layer: nn.Module) -> Callable[..., Any]:
+        """The layer, or with gradient checkpointing a function that computes it anew in the backward pass."""
+        if self.gradient_checkpointing and self.training:
+            return partial(self._gradient_checkpointing_func, layer)
+        return layer
 
-def check_one_text(position_ids: torch.Tensor, real: torch.Tensor | None) -> None:
-    """Raises ValueError if rows hold several texts, which would see each other; not in compiled graphs.
 
-    Args:
-        position_ids: int64 [B or 1, L].
-        real: bool [B, L], False for padded tokens; None without padding.
-    """
-    if torch.compiler.is_compiling():
-        return
-    breaks = position_ids.diff() != 1
-    if real is not None:
-        breaks = breaks & real[:, 1:] & real[:, :-1]
-    if breaks.any():
-        raise ValueError(
-            "position_ids must rise by one: an encoder reads one text in a row; pad the texts instead"
-        )
+def in_rows(hidden_states: torch.Tensor, texts: Texts | None) -> torch.Tensor:
+    """Hidden states [B, L, hidden], of rows or of texts without padding; zeros for the padding left out."""
+    if texts is None:
+        return hidden_states
+    return texts.unpack(hidden_states)
 
 
 class SentenceEncoding:

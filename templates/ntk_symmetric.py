@@ -1,60 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""Bidirectional ALiBi: every query sees every key, with a bias of -slope * |i - j|.
+"""Bidirectional ALiBi: every query sees every key of its text, with a bias of -slope * |i - j|.
 
-|i - j| cannot be folded into the dot product, as ntk_alibi.py does for causal ALiBi. ``fused_attention``
-computes it in one of these ways:
+|i - j| cannot be folded into the dot product, as ntk_alibi.py does for causal ALiBi. These functions of
+``attn_implementation`` compute it:
 
-* On a CPU, the bias is a view on a few numbers, not a tensor [L, L]: ``toeplitz_attention`` in ntk_tiles.py.
-* In inference on a CPU, the same without the keys that are too far to matter: ``tiled_attention``. Padded
-  rows are computed one by one, without their padded keys.
-* Elsewhere, each block of queries gets its own bias, one block after another: ``blockwise_attention``. The
-  view does not work if the kernel wants aligned rows (accelerators), copies views (torch.compile) or does not
-  support dropout, or if every query has its own slopes. The backward pass computes these biases again instead
-  of keeping them.
+* ``sdpa`` and ``eager``: rows of one text each, with padding. In inference, ``sdpa`` leaves the padding out
+  where it is at the ends of rows.
+* ``flash_attention_2`` and ``flex_attention``: the texts one after another, without padding.
 
-Where padded keys are not left out, a product of two extra channels masks them. ``eager_attention`` is the
-plain formula, which returns attention weights.
+Where each of them is: ntk_symmetric_sdpa.py, ``eager_attention`` below, and ntk_texts.py.
 
-Measured on one CPU thread, 12 heads x 64, 8192 tokens, float32: the view takes 0.1 GB (0.2 GB with padding)
-and 1.4 times as long as attention without any bias; in tiles, with random queries and keys, 0.4 times as
-long. The whole bias takes 3.9 GB and 3.3 times as long.
-
-Shapes below: B rows, H heads, L tokens (queries and keys), D head size.
+Shapes below: B rows, H heads, L tokens (queries and keys), D head size. Without padding, B is 1 and L is the
+number of tokens in all texts.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-from .ntk_alibi import PADDED_KEY, PADDED_QUERY, Alibi, fold, sdpa_kernels
-from .ntk_config import FOLDED_CHANNELS
-from .ntk_tiles import infers_on_cpu, tiled_attention, toeplitz_attention
-
-# Queries per block. Small blocks fit a CPU's caches; an accelerator needs large ones to be busy.
-CPU_BLOCK, BLOCK = 128, 1024
+from .ntk_alibi import Alibi
+from .ntk_symmetric_sdpa import distance_bias, sdpa_attention
+from .ntk_texts import Texts, find_texts, flash_attention, flex_attention, padded, text_by_text, text_mask
+from .ntk_tiles import is_traced
 
 
 class SymmetricPlan(NamedTuple):
     """How the layers of one forward pass apply ALiBi."""
 
+    implementation: str
+    """The name of the attention function, as in ``attn_implementation``."""
     slopes: torch.Tensor
-    """float32 [1 or B, H, 1 or L]; the last size is L if every query has its own slopes."""
+    """float32 [1 or B, H, 1 or L]; the last size is L if every query has its own slopes. Without padding,
+    [1 or texts, H, 1] or [1, H, L]."""
     query_factors: torch.Tensor | None
-    """What to multiply queries by, in the shape of the slopes; None without temperatures."""
+    """What to multiply queries by, float32 [1 or B, H, 1 or L]; None without temperatures."""
     real: torch.Tensor | None
-    """bool [B, L], False for padded tokens; None without padding."""
-    eager: bool = False
-    """Compute the attention weights, in float32, and return them."""
-    spans: list[slice] | None = None
-    """The slots of each row's real tokens, if they may be attended to row by row."""
+    """bool [B, L], False for padded tokens; None if there are none, or the texts are without padding."""
+    texts: Texts | None
+    """Where the texts are, if they are without padding; None for rows."""
+    text_mask: Any
+    """What ``flex_attention`` takes to keep the texts apart."""
+    biases: dict[int, torch.Tensor] | None
+    """Biases of blocks, which layers with the same slopes share; None if they do not."""
 
 
 def plan_symmetric_attention(
-    alibi: Alibi, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, eager: bool
+    alibi: Alibi,
+    implementation: str,
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    cu_seq_lens: torch.Tensor | None = None,
 ) -> list[SymmetricPlan]:
     """Prepares this forward pass: one plan for all layers, or one per layer if their slopes differ.
 
@@ -62,42 +61,147 @@ def plan_symmetric_attention(
     the real tokens.
 
     Args:
+        implementation: the name of the attention function.
         hidden_states: [B, L, hidden]; only its shape and device are used.
         attention_mask: [B, L], 1 for real and 0 for padded tokens; None means no padding.
-        eager: prepare the path that returns attention weights.
+        position_ids: int64 [B or 1, L]. Where they start again at 0, another text starts.
+        cu_seq_lens: [texts + 1], where texts start and the last one ends, as the positions say, too.
 
     Raises:
-        ValueError: the mask has another shape.
+        ValueError: the mask has another shape; the positions jump, or disagree with ``cu_seq_lens``; the
+            attention function does not work with these rows, this scaling or in a graph.
     """
     rows, length = hidden_states.shape[:2]
-    real = None
-    positions = torch.arange(length, device=hidden_states.device)[None]
-    if attention_mask is not None:
-        if attention_mask.shape != (rows, length):
-            shape = list(attention_mask.shape)
-            raise ValueError(f"attention_mask must be [rows, tokens], here [{rows}, {length}], got {shape}")
-        real = attention_mask.to(device=hidden_states.device, dtype=torch.bool)
-        positions = (real.cumsum(-1) - 1).clamp(min=0)
-    spans = None
-    if real is not None and not eager and infers_on_cpu(hidden_states):
-        spans = real_spans(real)
-    slopes = alibi.slopes_at(positions)
-    factors = alibi.query_factors(positions)
+    real = real_tokens(attention_mask, hidden_states)
+    starts = None
+    if position_ids is not None and not is_traced():
+        starts = text_starts(position_ids.to(hidden_states.device).expand(rows, -1), real)
+    elif cu_seq_lens is not None:
+        raise ValueError(
+            "cu_seq_lens_q needs position_ids, which start again at 0 with every text, and no compiled model"
+        )
+    has_several = starts is not None or cu_seq_lens is not None
+    texts = texts_without_padding(implementation, hidden_states, real, starts, has_several)
+    if cu_seq_lens is not None and texts.bounds.tolist() != cu_seq_lens.tolist():
+        raise ValueError("cu_seq_lens_q and position_ids disagree about where texts start")
+
+    mask = None
+    if texts is None:
+        positions = torch.arange(length, device=hidden_states.device)[None]
+        if real is not None:
+            positions = (real.cumsum(-1) - 1).clamp(min=0)
+        slopes, factors = alibi.slopes_at(positions), alibi.query_factors(positions)
+    else:
+        real = None
+        slopes, factors = text_slopes(alibi, texts)
+        if implementation == "flex_attention":
+            mask = text_mask(texts)
+    if "flash" in implementation and slopes.shape[-1] > 1:
+        raise ValueError(
+            f"{implementation} cannot give each query slopes of its own; use sdpa, or convert the model with "
+            "--dynamic length"
+        )
     if factors is None:
         factors = [None] * len(slopes)
-    return [SymmetricPlan(*of_layer, real, eager, spans) for of_layer in zip(slopes, factors, strict=True)]
+    biases: dict[int, torch.Tensor] | None = None
+    if len(slopes) == 1:
+        biases = {}
+    return [
+        SymmetricPlan(implementation, *of_layer, real, texts, mask, biases)
+        for of_layer in zip(slopes, factors, strict=True)
+    ]
 
 
-def real_spans(real: torch.Tensor) -> list[slice] | None:
-    """The slots of each row's real tokens [B, L]; None if some row has none, or padding among them."""
-    counts = real.sum(-1)
-    starts = real.int().argmax(-1)
-    slots = torch.arange(real.shape[1])
-    in_span = (slots >= starts[:, None]) & (slots < (starts + counts)[:, None])
-    if not (in_span == real).all() or not counts.all():
+def real_tokens(attention_mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor | None:
+    """The padding mask as bool [B, L]; None without one."""
+    if attention_mask is None:
         return None
-    pairs = zip(starts.tolist(), counts.tolist(), strict=True)
-    return [slice(start, start + count) for start, count in pairs]
+    rows, length = hidden_states.shape[:2]
+    if attention_mask.shape != (rows, length):
+        shape = list(attention_mask.shape)
+        raise ValueError(f"attention_mask must be [rows, tokens], here [{rows}, {length}], got {shape}")
+    return attention_mask.to(device=hidden_states.device, dtype=torch.bool)
+
+
+def text_starts(position_ids: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor | None:
+    """bool [B, L]: where a second text of a row, or a later one, starts; None if each row is one text.
+
+    Args:
+        position_ids: int64 [B, L].
+        real: bool [B, L], False for padded tokens; None without padding.
+
+    Raises:
+        ValueError: positions neither rise by one nor start again at 0.
+    """
+    jumps = position_ids.diff() != 1
+    if real is not None:
+        jumps = jumps & real[:, 1:] & real[:, :-1]
+    if not jumps.any():
+        return None
+    if (jumps & (position_ids[:, 1:] != 0)).any():
+        raise ValueError(
+            "position_ids must rise by one from token to token, or start again at 0 with another text"
+        )
+    return F.pad(jumps, (1, 0))
+
+
+def texts_without_padding(
+    implementation: str,
+    hidden_states: torch.Tensor,
+    real: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    has_several: bool,
+) -> Texts | None:
+    """The texts, if this pass computes them without padding; None if it computes rows.
+
+    ``sdpa`` leaves padding out in inference, where it can: not in a graph, which is for any rows, and not for
+    rows with padding before or between their tokens. The other functions cannot do without.
+
+    Args:
+        real: bool [B, L], False for padded tokens; None without padding.
+        starts: from ``text_starts``.
+        has_several: whether a row may hold several texts.
+
+    Raises:
+        ValueError: the attention function cannot compute these rows.
+    """
+    if implementation == "eager":
+        if has_several:
+            raise ValueError(
+                "attention weights and eager attention are for one text in a row; use sdpa for several"
+            )
+        return None
+    if implementation == "sdpa" and not has_several:
+        if real is None or is_traced() or torch.is_grad_enabled():
+            return None
+        return find_texts(real, None)
+
+    if is_traced():
+        raise ValueError(f"{implementation} does not work in a compiled or traced model; use sdpa")
+    if real is None:
+        real = torch.ones(hidden_states.shape[:2], dtype=torch.bool, device=hidden_states.device)
+    texts = find_texts(real, starts)
+    if texts is None:
+        raise ValueError(
+            f"{implementation} takes rows with padding at their ends only; pad on the right, or use sdpa for "
+            "rows of one text each"
+        )
+    return texts
+
+
+def text_slopes(alibi: Alibi, texts: Texts) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The slopes of texts without padding, and what to multiply queries by, in one row or one per layer.
+
+    Returns:
+        Slopes, float32 [rows, 1 or texts, H, 1], or [rows, 1, H, N] if every query has its own; and factors,
+        float32 [rows, 1, H, 1 or N], or None without temperatures.
+    """
+    positions, lengths = texts.positions[None], texts.lengths[texts.numbers][None]
+    if alibi.dynamic == "position":
+        slopes = alibi.slopes_at(positions)
+    else:
+        slopes = alibi.slopes_at(texts.lengths[:, None] - 1)
+    return slopes, alibi.query_factors(positions, lengths)
 
 
 class SymmetricAttention(nn.Module):
@@ -120,28 +224,31 @@ class SymmetricAttention(nn.Module):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: SymmetricPlan
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """ALiBi attention of all tokens over all real tokens.
+        """ALiBi attention of all tokens over all real tokens of their text.
 
         Args:
             query, key, value: [B, H, L, D].
             plan: from ``plan_symmetric_attention``.
 
         Returns:
-            The heads' outputs [B, L, H * D], and the attention weights [B, H, L, L] if the plan is eager,
-            else None.
+            The heads' outputs [B, L, H * D], and the attention weights [B, H, L, L] if the attention function
+            is ``eager``, else None.
         """
         scale = query.shape[-1] ** -0.5
         dropout = self.dropout if self.training else 0.0
         if plan.query_factors is not None:
             query = (query * plan.query_factors[..., None]).to(query.dtype)  # rounded once
-        if plan.eager:
+        weights = None
+        if plan.implementation == "eager":
             output, weights = eager_attention(query, key, value, plan, scale, dropout)
+        elif plan.texts is not None:
+            output = attend_without_padding(query, key, value, plan, scale, dropout)
         else:
-            output, weights = fused_attention(query, key, value, plan, scale, dropout), None
+            output = sdpa_attention(query, key, value, plan.slopes, scale, dropout, plan.real, plan.biases)
         return output.transpose(1, 2).flatten(2), weights
 
 
-def fused_attention(
+def attend_without_padding(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -149,23 +256,21 @@ def fused_attention(
     scale: float,
     dropout: float,
 ) -> torch.Tensor:
-    """The heads' outputs [B, H, L, D], in one of the ways at the head of this file."""
-    size = query.shape[-1]
-    one_slope_a_head = plan.slopes.shape[-1] == 1
-    if plan.spans is not None and one_slope_a_head and dropout == 0.0:
-        return row_by_row_attention(query, key, value, plan.slopes, scale, plan.spans)
-    if plan.real is not None:
-        query, key, value = mask_padding(query, key, value, plan.real, scale)
-    # Compiled code would copy the view to a whole tensor; there, blocks save the memory.
-    uncompiled_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
-    if not (uncompiled_cpu and one_slope_a_head and dropout == 0.0):
-        block = CPU_BLOCK if uncompiled_cpu else BLOCK
-        output = blockwise_attention(query, key, value, plan.slopes, scale, dropout, block)
-    elif plan.real is None:
-        output = tiled_attention(query, key, value, plan.slopes, scale, slice(0, query.shape[2]))
-    else:
-        output = toeplitz_attention(query, key, value, plan.slopes, scale)
-    return output[..., :size]
+    """The heads' outputs [1, H, L, D] of texts without padding.
+
+    Raises:
+        ValueError: dropout with ``flex_attention``, which has none.
+    """
+    states = (query, key, value, plan.slopes, scale)
+    if plan.implementation == "flex_attention":
+        if dropout > 0:
+            raise ValueError("flex_attention has no dropout; use sdpa, or set the config's dropout to 0")
+        return flex_attention(*states, plan.texts, plan.text_mask)
+    if plan.implementation != "sdpa":
+        return flash_attention(plan.implementation, *states, dropout, plan.texts)
+    if query.device.type == "cpu":
+        return text_by_text(*states, dropout, plan.texts)
+    return padded(*states, dropout, plan.texts, plan.biases)
 
 
 def eager_attention(
@@ -176,87 +281,15 @@ def eager_attention(
     scale: float,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The heads' outputs [B, H, L, D] and the attention weights [B, H, L, L]."""
-    bias = distance_bias(plan.slopes, torch.arange(query.shape[2], device=query.device), key)
+    """The heads' outputs [B, H, L, D] and the attention weights [B, H, L, L].
+
+    Scores are summed in float32, as in fused kernels.
+    """
+    length = query.shape[2]
+    bias = distance_bias(plan.slopes, torch.arange(length, device=query.device), length)
     if plan.real is not None:
         bias = bias.masked_fill(~plan.real[:, None, None, :], torch.finfo(bias.dtype).min)
-    scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale + bias
+    with torch.autocast(query.device.type, enabled=False):
+        scores = torch.matmul(query.float(), key.float().transpose(-1, -2)) * scale + bias
     weights = F.dropout(scores.softmax(dim=-1), p=dropout).to(value.dtype)
     return torch.matmul(weights, value), weights
-
-
-def row_by_row_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    slopes: torch.Tensor,
-    scale: float,
-    spans: list[slice],
-) -> torch.Tensor:
-    """The heads' outputs [B, H, L, D], without the padded keys: no channels and no work for padding."""
-    output = torch.empty_like(query)
-    slopes = slopes.expand(len(query), -1, -1)
-    for row, span in enumerate(spans):
-        real_keys, real_values = key[row, None, :, span], value[row, None, :, span]
-        of_row = tiled_attention(query[row, None], real_keys, real_values, slopes[row, None], scale, span)
-        output[row] = of_row[0]
-    return output
-
-
-def mask_padding(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, real: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query, key and value [B, H, L, D + 8] that give padded keys scores below any real key's."""
-    first = torch.arange(FOLDED_CHANNELS, device=query.device) == 0
-    query_channels = (first * (PADDED_QUERY / scale))[None, None, None]
-    key_channels = (~real)[:, None, :, None] * (first * PADDED_KEY)
-    return fold(query, query_channels), fold(key, key_channels), F.pad(value, (0, FOLDED_CHANNELS))
-
-
-def blockwise_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    slopes: torch.Tensor,
-    scale: float,
-    dropout: float,
-    block: int,
-) -> torch.Tensor:
-    """The heads' outputs [B, H, L, D] for slopes [1 or B, H, 1 or L], ``block`` queries at a time."""
-
-    def attend(
-        queries: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        slopes: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> torch.Tensor:
-        bias = distance_bias(slopes, slots, key).to(queries.dtype)
-        with sdpa_kernels(queries):
-            return F.scaled_dot_product_attention(
-                queries, key, value, attn_mask=bias, dropout_p=dropout, scale=scale
-            )
-
-    query_blocks = query.split(block, dim=2)
-    slot_blocks = torch.arange(query.shape[2], device=query.device).split(block)
-    if len(query_blocks) == 1:
-        return attend(query, key, value, slopes, slot_blocks[0])
-    slope_blocks = (slopes,) * len(query_blocks)
-    if slopes.shape[-1] > 1:
-        slope_blocks = slopes.split(block, dim=-1)
-    needs_gradients = torch.is_grad_enabled() and query.requires_grad
-    outputs = []
-    for queries, block_slopes, slots in zip(query_blocks, slope_blocks, slot_blocks, strict=True):
-        arguments = (queries, key, value, block_slopes, slots)
-        if needs_gradients:
-            outputs.append(checkpoint(attend, *arguments, use_reentrant=False))
-        else:
-            outputs.append(attend(*arguments))
-    return torch.cat(outputs, dim=2)
-
-
-def distance_bias(slopes: torch.Tensor, slots: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The bias of the queries at ``slots`` [Q] on the keys [B, H, L, D]: float32 [1 or B, H, Q, L]."""
-    keys = torch.arange(key.shape[2], device=key.device)
-    distances = (slots[:, None] - keys[None, :]).abs()
-    return slopes[..., None] * -distances

@@ -10,7 +10,7 @@ In a tile, the queries are in reverse order. The bias -slope * |i - j| is then c
 anti-diagonals: every row is a window on one vector of numbers. torch's fused kernel on the CPU reads that
 view without copying it, so there is no tensor [queries, keys].
 
-Shapes below: B rows, H heads, L tokens (queries), K keys, D head size.
+Shapes below: B rows, H heads, L tokens (queries and keys), D head size.
 """
 
 import itertools
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 # The size of tiles in tokens: so many blocks of queries, and whole blocks of keys.
 TILE_KEYS, BLOCKS = 128, 2
@@ -47,28 +48,20 @@ def tiled_attention(
     value: torch.Tensor,
     slopes: torch.Tensor,
     scale: float,
-    span: slice,
 ) -> torch.Tensor:
     """The heads' outputs [B, H, L, D], without the keys that do not matter.
 
     Args:
-        query: [B, H, L, D].
-        key, value: [B, H, K, D], of the tokens in the slots ``span``; the queries of other slots look at all.
+        query, key, value: [B, H, L, D].
         slopes: [1 or B, H, 1].
         scale: the factor on q.k.
-        span: K slots.
     """
-    tiles = needed_tiles(query[:, :, span], key, slopes, scale)
+    tiles = needed_tiles(query, key, slopes, scale)
     if tiles is None:
-        return toeplitz_attention(query, key, value, slopes, scale, span.start)
+        return toeplitz_attention(query, key, value, slopes, scale)
     output = torch.empty_like(query)
-    for padded in (slice(0, span.start), slice(span.stop, query.shape[2])):
-        if padded.start < padded.stop:
-            part, start = query[:, :, padded], span.start - padded.start
-            output[:, :, padded] = toeplitz_attention(part, key, value, slopes, scale, start)
-    real, query = output[:, :, span], query[:, :, span]
     for heads, queries, keys in tiles:
-        real[:, heads, queries] = toeplitz_attention(
+        output[:, heads, queries] = toeplitz_attention(
             query[:, heads, queries],
             key[:, heads, keys],
             value[:, heads, keys],
@@ -189,5 +182,11 @@ def runs(labels: Iterable[Hashable]) -> Iterator[tuple[slice, Any]]:
 
 def infers_on_cpu(states: torch.Tensor) -> bool:
     """Whether no gradients are wanted and nothing is traced, so that work may depend on the rows at hand."""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return states.device.type == "cpu" and not (torch.is_grad_enabled() or traced)
+    return states.device.type == "cpu" and not (torch.is_grad_enabled() or is_traced())
+
+
+def is_traced() -> bool:
+    """Whether this pass makes a graph, which is for other rows, too."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or get_proxy_mode() is not None:
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

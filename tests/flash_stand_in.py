@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import modeling_flash_attention_utils as flash
 
 IMPLEMENTATIONS = ("flash_attention_2", "flash_attention_3")
@@ -38,7 +39,7 @@ OPTIONS = {
     },
 }
 """Arguments after the tensors, and their defaults."""
-IMPLEMENTED = {"softmax_scale", "causal"}
+IMPLEMENTED = {"softmax_scale", "causal", "alibi_slopes", "dropout_p"}
 
 
 class Calls:
@@ -65,17 +66,28 @@ class Calls:
         assert ends_q.diff().max() <= longest_q
         assert ends_k.diff().max() <= longest_k
         self.varlen.append(ends_q.tolist())
-        pieces = [
-            attention(q[a:b], k[c:d], v[c:d], **how)
-            for a, b, c, d in zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False)
-        ]
+        slopes = how.pop("alibi_slopes", None)
+        pieces = []
+        for row, (a, b, c, d) in enumerate(zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False)):
+            if slopes is not None:
+                how["alibi_slopes"] = slopes if slopes.dim() == 1 else slopes[row]
+            pieces.append(attention(q[a:b], k[c:d], v[c:d], **how))
         return torch.cat([*pieces, torch.zeros_like(q[ends_q[-1] :])])
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float,
+    causal: bool,
+    alibi_slopes: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> torch.Tensor:
-    """One document: queries [Q, H, D], keys and values [K, H or fewer, D]; outputs like the queries."""
+    """One document: queries [Q, H, D], keys and values [K, H or fewer, D]; outputs like the queries.
+
+    ``alibi_slopes`` [H] are those of a bias of -slope * |distance|, with the last query at the last key.
+    """
     assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256
     assert q.dtype == k.dtype == v.dtype
     groups = q.shape[1] // k.shape[1]
@@ -84,7 +96,11 @@ def attention(
     if causal:
         later = torch.ones_like(scores[0]).bool().triu(len(k) - len(q) + 1)
         scores = scores.masked_fill(later, -torch.inf)
-    output = scores.softmax(-1) @ value.repeat_interleave(groups, 0)
+    if alibi_slopes is not None:
+        assert alibi_slopes.dtype == torch.float32
+        places = torch.arange(len(q))[:, None] + (len(k) - len(q))
+        scores = scores - alibi_slopes.double()[:, None, None] * (places - torch.arange(len(k))).abs()
+    output = F.dropout(scores.softmax(-1), dropout_p) @ value.repeat_interleave(groups, 0)
     return output.transpose(0, 1).to(q.dtype)
 
 
@@ -104,7 +120,7 @@ def with_signature(
             assert given.arguments[name] == options[name], name
         return function(
             *(given.arguments[name] for name in tensors),
-            **{name: given.arguments[name] for name in sorted(IMPLEMENTED)},
+            **{name: given.arguments[name] for name in sorted(IMPLEMENTED & options.keys())},
         )
 
     call.__signature__ = signature  # type: ignore[attr-defined]

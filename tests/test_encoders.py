@@ -24,11 +24,10 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BloomConfig,
-    DataCollatorWithFlattening,
 )
 
 from converter import convert
-from templates import ntk_symmetric
+from templates import ntk_symmetric_sdpa
 from templates.ntk_alibi import Alibi, stock_slopes
 from templates.ntk_symmetric import SymmetricAttention, plan_symmetric_attention
 from tests import forks, patched, runners, tiny
@@ -111,7 +110,7 @@ def test_compiled_in_one_graph(
 ) -> None:
     torch._dynamo.reset()  # what earlier tests compiled counts against the limit of one code object
     model = load(converted(name, 4, scaling))
-    monkeypatch.setattr(module_of(model, "ntk_symmetric"), "BLOCK", 16)
+    monkeypatch.setattr(module_of(model, "ntk_symmetric_sdpa"), "BLOCK", 16)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for length in (40, 43):
         ids, mask = batch(rows=2, length=length)
@@ -163,9 +162,11 @@ def test_other_attention_functions_are_refused(
     ids, mask = batch(rows=2, length=20)
     model = load(converted(name))
     right = model(ids, attention_mask=mask).logits
-    flash = ("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn")
-    for function in (*flash, "flex_attention", "sdpa_paged", "paged|eager", "mine"):
-        message = f'"{re.escape(function)}"` is not supported, because it cannot .*; use one of: sdpa, eager'
+    flash = ("flash_attention_3", "kernels-community/flash-attn3", "paged|flash_attention_2")
+    for function in (*flash, "sdpa_paged", "paged|eager", "mine"):
+        message = (
+            f'"{re.escape(function)}"` is not supported, because it cannot .*; use one of: sdpa, eager, fl'
+        )
         with suppress(ValueError, ImportError):
             model.set_attn_implementation(function)
             assert model.config._attn_implementation != "sdpa"
@@ -187,11 +188,6 @@ def test_what_else_is_given_beside_tokens(converted: Convert, name: str) -> None
         assert torch.equal(model(ids, position_ids=positions).logits, plain)
     for positions in (torch.arange(20)[None], (mask.cumsum(-1) - 1).clamp(min=0)):
         assert torch.equal(model(ids, attention_mask=mask, position_ids=positions).logits, padded)
-    packed = DataCollatorWithFlattening()([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])
-    with pytest.raises(ValueError, match="an encoder reads one text in a row; pad the texts instead"):
-        model(**packed)
-    with pytest.raises(TypeError, match="'cu_seq_lens_q'"):
-        model(ids, cu_seq_lens_q=torch.tensor([0, 20]))
     types = torch.zeros_like(ids)
     assert torch.equal(model(ids, attention_mask=mask, token_type_ids=types).logits, padded)
     other = model(ids, attention_mask=mask, token_type_ids=types + 1).logits
@@ -462,9 +458,8 @@ def test_attention_at_long_range(scaling: str, dtype: torch.dtype) -> None:
     mask = torch.ones(2, 701, dtype=torch.long)
     mask[0, :300] = 0
     attention = SymmetricAttention(6, 0.0).eval()
-    plan = plan_symmetric_attention(
-        Alibi(stock_slopes(6), SCALED[scaling]), torch.zeros(2, 701, 1), mask, eager=False
-    )[0]
+    alibi = Alibi(stock_slopes(6), SCALED[scaling])
+    [plan] = plan_symmetric_attention(alibi, "sdpa", torch.zeros(2, 701, 1), mask)
     output, weights = attention.attend(query, key, value, plan)
     assert weights is None
     expected = exact(query, key, value, plan.slopes, mask.bool())
@@ -482,13 +477,13 @@ def test_no_bias_tensor_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
         shapes.append((tuple(attn_mask.shape), attn_mask.untyped_storage().nbytes() // 4))
         return sdpa(query, *args, attn_mask=attn_mask, **kwargs)
 
-    monkeypatch.setattr(ntk_symmetric.F, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(ntk_symmetric_sdpa.F, "scaled_dot_product_attention", spy)
     states = torch.randn(1, 6, 500, 8)
     for scaling in ("static", "position"):
         alibi = Alibi(stock_slopes(6), SCALED[scaling])
-        plan = plan_symmetric_attention(alibi, torch.zeros(1, 500, 1), None, eager=False)[0]
+        [plan] = plan_symmetric_attention(alibi, "sdpa", torch.zeros(1, 500, 1))
         SymmetricAttention(6, 0.0).eval().attend(states, states, states, plan)
-    block = ntk_symmetric.CPU_BLOCK
+    block = ntk_symmetric_sdpa.CPU_BLOCK
     assert shapes[0] == ((1, 6, 500, 500), 6 * 999)
     assert [shape for shape, _ in shapes[1:]] == [(1, 6, rows, 500) for rows in (block, block, block, 116)]
 
@@ -497,6 +492,6 @@ def test_attention_dropout_keeps_the_mean() -> None:
     attention = SymmetricAttention(4, 0.5).train()
     torch.manual_seed(0)
     states = [torch.randn(1, 4, 24, 8).expand(4000, -1, -1, -1) for _ in range(3)]
-    plan = plan_symmetric_attention(Alibi(stock_slopes(4)), torch.zeros(4000, 24, 1), None, eager=False)[0]
+    [plan] = plan_symmetric_attention(Alibi(stock_slopes(4)), "sdpa", torch.zeros(4000, 24, 1))
     dropped, expected = attention.attend(*states, plan)[0], attention.eval().attend(*states, plan)[0]
     assert (dropped.mean(0) - expected[0]).abs().max() < 0.1

@@ -73,7 +73,7 @@ def test_gradients_are_those_of_plain_attention(model, monkeypatch, name: str, s
     ids, mask = batch(rows=2, length=40)
     fused = make().train()
     if name in LAYERS:  # factors that differ between queries are computed in blocks
-        module = sys.modules[type(fused).__module__.rpartition(".")[0] + ".ntk_symmetric"]
+        module = sys.modules[type(fused).__module__.rpartition(".")[0] + ".ntk_symmetric_sdpa"]
         monkeypatch.setattr(module, "CPU_BLOCK", 16)
     loss, found = gradients(fused, ids, mask)
     plain_loss, plain = gradients(make(attn_implementation="eager").train(), ids, mask)

@@ -168,6 +168,9 @@ UNLIKE_STOCK = {
     "activation": ('approximate="tanh"', 'approximate="none"'),
     "layout": ("query, key, value = (part", "key, query, value = (part"),
 }
+DISTANCES = "(slots[:, None] - torch.arange(keys, device=slots.device)).abs()"
+EVEN_BOUNDS = "bounds = torch.linspace(0, len(slots), len(begins) + 1).long()"
+AFTER = "torch.arange(keys) > slots[:, None]"
 WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
     # A checkpoint, its scaling, the message, and what gives it: the correct code, and what replaces it.
     (
@@ -290,11 +293,8 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         SLOPE,
         NOT_SCALED
         | {
-            "one-sided": ("(slots[:, None] - keys[None, :]).abs()", "(slots[:, None] - keys[None, :])"),
-            "rightwards-steeper": (
-                "(slots[:, None] - keys[None, :]).abs()",
-                "torch.where(keys > slots[:, None], 2, 1) * (slots[:, None] - keys[None, :]).abs()",
-            ),
+            "one-sided": (DISTANCES, DISTANCES.removesuffix(".abs()")),
+            "rightwards-steeper": (DISTANCES, f"{DISTANCES} * torch.where({AFTER}, 2, 1)"),
         },
     ),
     ("mosaic_bert", "ntk-length", SLOPE, {"padding-counts": ("(real.cumsum(-1) - 1)", "(0 * real + 200)")}),
@@ -302,7 +302,7 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         "mosaic_bert",
         "fitted",
         SLOPE,
-        {"other-layer's-slopes": ("plans[index]", "plans[0]")},
+        {"other-layer's-slopes": ("in zip(plans, self", "in zip(plans[:1] * len(plans), self")},
     ),
     (
         "mosaic_bert",
@@ -323,8 +323,12 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
         {
             "toeplitz-shifted": ("(start - queries + 1)", "(start - queries)"),
             "toeplitz-not-reversed": ("reverse = query.flip(2)", "reverse = query"),
-            "row-without-its-last-token": ("start + count)", "start + count - 1)"),
-            "row-without-its-padding": ("scale, span.start)", "scale, 0)"),
+            "text-without-its-first-key": ("key[:, :, span]", "key[:, :, span].roll(1, 2)"),
+            "text-in-other-places": (
+                "0, self.slots, hidden_states[0]",
+                "0, self.slots.flip(0), hidden_states[0]",
+            ),
+            "texts-of-one-length": ("bounds = F.pad(begins, (0, 1), value=len(slots))", EVEN_BOUNDS),
         },
     ),
     (
@@ -349,14 +353,17 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
     ),
     (
         "mosaic_bert",
+        "ntk-length",
+        FUSED,
+        {"first-text's-slopes": ("slopes[number, None]", "slopes[0, None]")},
+    ),
+    (
+        "mosaic_bert",
         "ntk-position",
         FUSED,
         {
-            "later-blocks-at-the-start": (
-                "block_slopes, slots)",
-                "block_slopes, slot_blocks[0][: len(slots)])",
-            ),
-            "first-block's-slopes": ("block_slopes, slots)", "slope_blocks[0][..., : len(slots)], slots)"),
+            "later-blocks-at-the-start": ("torch.arange(start, stop,", "torch.arange(stop - start,"),
+            "first-block's-slopes": ("slopes[..., start:stop]", "slopes[..., : stop - start]"),
         },
     ),
 ]

@@ -59,10 +59,11 @@ def test_a_repository_s_own_code_refuses_vllm(family: Family, monkeypatch: pytes
     """vLLM asks before it runs the code on attention of its own. Others, who may run it, ask the same."""
     with templates() as load:
         model = getattr(load(f"modeling_ntk_{family.name}"), family.language_model)
-    assert model.is_backend_compatible() == (family.kind == "decoder")
     monkeypatch.setitem(sys.modules, "vllm", sys)
+    assert model.is_backend_compatible()
+    ask_from_vllm = eval("lambda model: model.is_backend_compatible()", {"__name__": "vllm.model_executor"})
     with pytest.raises(ValueError, match=r"vLLM cannot run this code.*pip install \."):
-        model.is_backend_compatible()
+        ask_from_vllm(model)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])

@@ -182,7 +182,13 @@ class Family:
         """The files that are copied into a converted repository."""
         parts = {
             "decoder": ("ntk_attention.py", "ntk_plan.py", "ntk_concave.py", "ntk_modes.py", "ntk_cache.py"),
-            "encoder": ("ntk_encoder_heads.py", "ntk_symmetric.py", "ntk_tiles.py"),
+            "encoder": (
+                "ntk_encoder_heads.py",
+                "ntk_symmetric.py",
+                "ntk_symmetric_sdpa.py",
+                "ntk_texts.py",
+                "ntk_tiles.py",
+            ),
         }
         return (
             f"configuration_ntk_{self.name}.py",

@@ -92,9 +92,10 @@ class TextByText(AttentionImpl[Texts]):
         def sliced(values: torch.Tensor | None) -> torch.Tensor | None:
             return None if values is None else values[:, own]
 
+        # Biases are not kept: those of all texts of a pass might not fit into memory.
         return [
-            plan._replace(slopes=sliced(plan.slopes), query_factors=sliced(plan.query_factors))
-            for plan in plan_symmetric_attention(self.setup.alibi, query[None], None, eager=False)
+            plan._replace(slopes=sliced(plan.slopes), query_factors=sliced(plan.query_factors), biases=None)
+            for plan in plan_symmetric_attention(self.setup.alibi, "sdpa", query[None])
         ]
 
 

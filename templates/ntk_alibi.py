@@ -38,12 +38,13 @@ Shapes below: B rows, H heads, T tokens, D head size.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.backends import cuda
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # The base of the digits of a position. Kernels sum the channels in float32, so the rounding error grows with
@@ -190,7 +191,7 @@ class Alibi:
         self.temperatures = None
         self.dynamic = None
         self.power = None
-        self._tensors: dict[torch.device, torch.Tensor] = {}
+        self._tensors: dict[Hashable, torch.Tensor] = {}
         if scaling is None:
             return
         try:
@@ -270,17 +271,37 @@ class Alibi:
         ``model.half()`` would round it. A graph that is compiled before the first eager forward pass on its
         device has the values as constants instead.
         """
-        tensor = self._tensors.get(device)
-        if tensor is None:
+
+        def make() -> torch.Tensor:
             rows = [self.slopes, self.exponents]
             if self.temperatures is not None:
                 rows.append(self.temperatures)
+            return torch.tensor(rows, dtype=torch.float32, device=device)[:, :, None, :, None]
+
+        return self._kept(device, make)
+
+    def static_query_channels(self, device: torch.device, dtype: torch.dtype, scaling: float) -> torch.Tensor:
+        """``query_channels`` of a scaling that is not dynamic, [rows, 1, H, 1, 8], made once and reused.
+
+        Args:
+            dtype: that of the channels.
+            scaling: the factor on q.k.
+        """
+
+        def make() -> torch.Tensor:
+            return query_channels(self.on(device)[0], scaling).to(dtype)
+
+        return self._kept((device, dtype, scaling), make)
+
+    def _kept(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The tensor that ``make`` made when it was first asked for."""
+        tensor = self._tensors.get(key)
+        if tensor is None:
             with torch.inference_mode(False):  # training cannot use a tensor made in inference mode
-                values = torch.tensor(rows, dtype=torch.float32, device=device)
-                tensor = values[:, :, None, :, None]
+                tensor = make()
             # While a graph is traced, this is only a placeholder for a tensor: do not keep it.
-            if type(tensor) is torch.Tensor and not torch.compiler.is_compiling():
-                self._tensors[device] = tensor
+            if type(tensor) is torch.Tensor and not is_traced():
+                self._tensors[key] = tensor
         return tensor
 
     def slopes_at(
@@ -393,13 +414,20 @@ def fold(states: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
     return torch.cat([states, channels], dim=-1)
 
 
-def sdpa_kernels(query: torch.Tensor) -> AbstractContextManager:
-    """A context in which queries [B, H, Q, D] are not given to cuDNN's kernel if it would plan for too long.
+def sdpa_kernels(device: torch.device, queries: int) -> AbstractContextManager:
+    """A context in which so many queries are not given to cuDNN's kernel if it would plan for too long.
 
     It plans for each new length, and in inference each token is a new length.
     """
-    if query.device.type != "cuda" or torch.is_grad_enabled() or query.shape[2] >= CUDNN_QUERIES:
+    if device.type != "cuda" or torch.is_grad_enabled() or queries >= CUDNN_QUERIES:
         return nullcontext()
     if torch.compiler.is_compiling() or cuda.cudnn_sdp_enabled():
         return sdpa_kernel(KERNELS_WITHOUT_CUDNN)
     return nullcontext()
+
+
+def is_traced() -> bool:
+    """Whether this pass makes a graph, which is for other rows, too."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or get_proxy_mode() is not None:
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

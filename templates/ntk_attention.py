@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .ntk_alibi import fold, sdpa_kernels
+from .ntk_alibi import fold
 from .ntk_cache import TAKES_SLOTS, UPDATES_PAGED
 from .ntk_modes import FUNCTIONS
 from .ntk_plan import AttentionPlan
@@ -87,17 +87,16 @@ class AlibiAttention(nn.Module):
         attention_function = eager_attention
         if plan.implementation != "eager":
             attention_function = FUNCTIONS[plan.implementation]
-        with sdpa_kernels(query):
-            output, weights = attention_function(
-                self,
-                query,
-                key,
-                value,
-                plan.mask,
-                dropout=self.dropout if self.training else 0.0,
-                scaling=self.scaling,
-                **keywords,
-            )
+        output, weights = attention_function(
+            self,
+            query,
+            key,
+            value,
+            plan.mask,
+            dropout=self.dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **keywords,
+        )
         return output[..., :size].flatten(2), weights
 
     def layer_channels(self, plan: AttentionPlan) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -167,8 +166,13 @@ class AlibiAttention(nn.Module):
 def fold_keys(
     key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys with their channels, and values with as many zeros: attention functions want one size for both."""
-    return fold(key, plan.key_channels), F.pad(value, (0, plan.key_channels.shape[-1]))
+    """Keys with their channels, and values with as many zeros: attention functions want one size for both.
+
+    A cache that grows in place has these zeros already.
+    """
+    if not plan.cache_has_zeros:
+        value = F.pad(value, (0, plan.key_channels.shape[-1]))
+    return fold(key, plan.key_channels), value
 
 
 def eager_attention(

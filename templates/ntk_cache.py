@@ -10,6 +10,7 @@ import inspect
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from transformers import Cache, DynamicCache, cache_utils
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -41,28 +42,35 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds keys and values [B, heads, new tokens, size]; returns all of them."""
+        """Adds keys and values [B, heads, new tokens, size]; returns all of them.
+
+        Values may be narrower than keys. The rest of them is zeros, which the room has already.
+        """
         # Autograd keeps what attention has read, and a compiled graph has no room of its own.
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             self.room, self.views = None, (None, None)
             return super().update(key_states, value_states, *args, **kwargs)
         seen, new = self.get_seq_length(), key_states.shape[-2]
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-        if seen == 0:  # a prompt needs no room yet, and is not copied
-            self.keys, self.values = key_states, value_states
-            return key_states, value_states
+        if seen == 0:  # a prompt needs no room yet, and its keys are not copied
+            missing = key_states.shape[-1] - value_states.shape[-1]
+            self.keys, self.values = key_states, F.pad(value_states, (0, missing))
+            return self.keys, self.values
         if not self.has_room(seen + new):
-            tokens = seen + new + max(LEAST_ROOM, (seen + new) // ROOM_DIVISOR)
-            self.room = tuple(
-                states.new_empty(*states.shape[:2], tokens, states.shape[-1])
-                for states in (key_states, value_states)
-            )
-            for room, states in zip(self.room, (self.keys, self.values), strict=True):
-                room[..., :seen, :] = states
+            self.room = self.make_room(seen + new)
         for room, states in zip(self.room, (key_states, value_states), strict=True):
-            room[..., seen : seen + new, :] = states
+            room[..., seen : seen + new, : states.shape[-1]] = states
         self.keys, self.values = self.views = tuple(room[..., : seen + new, :] for room in self.room)
         return self.keys, self.values
+
+    def make_room(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tensors for more than so many tokens, which begin with the keys and values of those so far."""
+        seen = self.keys.shape[-2]
+        tokens += max(LEAST_ROOM, tokens // ROOM_DIVISOR)
+        keys = self.keys.new_empty(*self.keys.shape[:2], tokens, self.keys.shape[-1])
+        values = self.values.new_zeros(*self.values.shape[:2], tokens, self.values.shape[-1])
+        keys[..., :seen, :], values[..., :seen, :] = self.keys, self.values
+        return keys, values
 
     def has_room(self, tokens: int) -> bool:
         """Whether this many tokens fit behind the start of the room, and it holds this layer's states."""
@@ -91,6 +99,14 @@ def grow(cache: Cache | None, layers: int) -> None:
         if type(layer) is DynamicLayer:
             cache.layers[index] = GrowingLayer()
             vars(cache.layers[index]).update(vars(layer))
+
+
+def grows_in_place(cache: Cache | None) -> bool:
+    """Whether all layers of the cache grow in place in this pass, so they take values without zeros."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    layers = getattr(cache, "layers", ())
+    return len(layers) > 0 and all(type(layer) is GrowingLayer for layer in layers)
 
 
 class CacheState(NamedTuple):

@@ -22,9 +22,9 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple, logging
 
-from .ntk_alibi import Alibi
+from .ntk_alibi import Alibi, sdpa_kernels
 from .ntk_attention import head_processes
-from .ntk_cache import CACHE, grow
+from .ntk_cache import CACHE, grow, grows_in_place
 from .ntk_heads import Head, Support, check_keywords
 from .ntk_modes import PACKED, check_lengths, check_paged_float16
 from .ntk_plan import plan_attention
@@ -137,15 +137,17 @@ class AlibiDecoder:
         if use_cache and past_key_values is None and not plan.packed:
             past_key_values = DynamicCache()
         grow(past_key_values, len(self.decoder_layers))
+        plan = plan._replace(cache_has_zeros=grows_in_place(past_key_values))
 
         all_hidden_states, all_attentions = [], []  # kept only if they are returned: they are large
-        for layer in self.decoder_layers:
-            if output_hidden_states:
-                all_hidden_states.append(hidden_states)
-            run = self.layer_function(layer)
-            hidden_states, weights = run(hidden_states, plan, past_key_values)
-            if output_attentions:
-                all_attentions.append(weights)
+        with sdpa_kernels(hidden_states.device, hidden_states.shape[1]):
+            for layer in self.decoder_layers:
+                if output_hidden_states:
+                    all_hidden_states.append(hidden_states)
+                run = self.layer_function(layer)
+                hidden_states, weights = run(hidden_states, plan, past_key_values)
+                if output_attentions:
+                    all_attentions.append(weights)
         hidden_states = self.final_norm(hidden_states)
         if output_hidden_states:
             all_hidden_states.append(hidden_states)
@@ -223,7 +225,7 @@ class CausalLMHead(Head):
             return attention_mask
         return F.pad(attention_mask, (0, cache.layers[0].max_cache_len - attention_mask.shape[1]))
 
-    def _prepare_position_ids_for_generation(self, *_: Any) -> None:
+    def _prepare_position_ids_for_generation(self, *_: Any, **__: Any) -> None:
         """Leaves the positions to the backbone, which counts them from the mask at every step.
 
         ``generate`` of transformers 5 counts those of the prompt, and then adds one to the last column's for

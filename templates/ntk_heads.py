@@ -48,15 +48,18 @@ def misspelt(name: str) -> str | None:
     """The argument from which this name differs by one letter; None if there is none, or it is one."""
     if name in NAMES:
         return None
-    for known in NAMES:
-        if without_a_letter(name) & without_a_letter(known):
-            return known
+    for spelling in without_a_letter(name):
+        if spelling in NEARLY:
+            return NEARLY[spelling]
     return None
 
 
 def without_a_letter(name: str) -> set[str]:
     """The name, and the name without one of its letters."""
     return {name, *(name[:at] + name[at + 1 :] for at in range(len(name)))}
+
+
+NEARLY = {spelling: name for name in NAMES for spelling in without_a_letter(name)}
 
 
 class Support:

@@ -166,6 +166,9 @@ def packed_keywords(
                 raise ValueError(f"{name} needs position_ids, which start again at 0 with every document")
         return dict(keywords)
     others = {name: value for name, value in keywords.items() if name not in PACKED}
+    given = keywords.get("cu_seq_lens_q")
+    if given is None and positions.starts is None:
+        return others
     if torch.compiler.is_compiling():  # the lengths would break the graph
         if positions.starts is None:
             return others
@@ -175,7 +178,6 @@ def packed_keywords(
     bounds = torch.arange(rows + 1, device=positions.queries.device) * queries
     if positions.starts is not None:
         bounds = torch.cat([positions.starts.flatten().nonzero().flatten(), bounds]).unique()
-    given = keywords.get("cu_seq_lens_q")
     if given is not None and given.tolist() != bounds.tolist():
         raise ValueError("cu_seq_lens_q and position_ids disagree about where documents start")
     if positions.starts is None:

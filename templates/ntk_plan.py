@@ -50,6 +50,8 @@ class AttentionPlan(NamedTuple):
     """Whether rows hold several documents. There is no cache from which they could be continued."""
     processes: Any
     """The ``DeviceMesh`` of the processes that share the heads; None if all heads are here."""
+    cache_has_zeros: bool = False
+    """Whether the cache itself adds to values the zeros that they need beside folded keys."""
 
 
 def plan_attention(
@@ -98,7 +100,10 @@ def plan_attention(
 
     if alibi.power is None:
         dtype = hidden_states.dtype
-        of_queries = query_channels(alibi.slopes_at(positions.queries, positions.lengths), scaling)
+        if alibi.dynamic is None:
+            of_queries = alibi.static_query_channels(hidden_states.device, dtype, scaling)
+        else:
+            of_queries = query_channels(alibi.slopes_at(positions.queries, positions.lengths), scaling)
         of_keys = key_channels(positions.keys, positions.real)
     else:
         dtype = attention_dtype(hidden_states)
@@ -173,7 +178,9 @@ def real_tokens(attention_mask: torch.Tensor, cache: CacheState) -> torch.Tensor
             f"attention_mask covers {covered} tokens, but there are {cache.keys}: {cache.seen} cached and "
             f"{cache.keys - cache.seen} new; it must cover the cached ones too, and no others"
         )
-    return F.pad(attention_mask, (0, max(cache.keys - covered, 0)))[:, : cache.keys].bool()
+    if covered < cache.keys:
+        attention_mask = F.pad(attention_mask, (0, cache.keys - covered))
+    return attention_mask[:, : cache.keys].bool()
 
 
 def count_positions(real: torch.Tensor | None, cache: CacheState) -> Positions:

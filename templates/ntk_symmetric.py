@@ -21,10 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .ntk_alibi import Alibi
+from .ntk_alibi import Alibi, is_traced
 from .ntk_symmetric_sdpa import distance_bias, sdpa_attention
 from .ntk_texts import Texts, find_texts, flash_attention, flex_attention, padded, text_by_text, text_mask
-from .ntk_tiles import is_traced
 
 
 class SymmetricPlan(NamedTuple):

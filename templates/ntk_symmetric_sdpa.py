@@ -103,7 +103,7 @@ def blockwise_attention(
     ) -> torch.Tensor:
         if bias is None:
             bias = bias_of(start, start + queries.shape[2])
-        with sdpa_kernels(queries):
+        with sdpa_kernels(queries.device, queries.shape[2]):
             return F.scaled_dot_product_attention(
                 queries, key, value, attn_mask=bias, dropout_p=dropout, scale=scale
             )

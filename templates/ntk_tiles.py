@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from .ntk_alibi import is_traced
 
 # The size of tiles in tokens: so many blocks of queries, and whole blocks of keys.
 TILE_KEYS, BLOCKS = 128, 2
@@ -183,10 +184,3 @@ def runs(labels: Iterable[Hashable]) -> Iterator[tuple[slice, Any]]:
 def infers_on_cpu(states: torch.Tensor) -> bool:
     """Whether no gradients are wanted and nothing is traced, so that work may depend on the rows at hand."""
     return states.device.type == "cpu" and not (torch.is_grad_enabled() or is_traced())
-
-
-def is_traced() -> bool:
-    """Whether this pass makes a graph, which is for other rows, too."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or get_proxy_mode() is not None:
-        return True
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -195,6 +195,25 @@ def test_missing_weights_are_random(source: Source, tmp_path: Path) -> None:
 QK = tiny_jina_bert.code(tiny_jina_bert.QK_CODE)
 
 
+@pytest.mark.parametrize(
+    ("place", "stays"),
+    [
+        ("jinaai/jina-bert-implementation", False),
+        ("jinaai/jina-bert-v2-qk-post-norm", False),
+        ("jinaai/jina-embeddings-v2-base-en", True),
+    ],
+)
+def test_keys_of_jinabert_s_own_code_go(tmp_path: Path, place: str, stays: bool) -> None:
+    """One would contradict the input limit, the other say that the model is from where its code was."""
+    keys = {"model_max_length": 8192, "_name_or_path": place}
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, **keys)
+    convert(source, tmp_path / "out", scale=2, max_length=100, verify=False)
+    config = config_of(tmp_path / "out")
+    assert config["max_position_embeddings"] == 100
+    assert "model_max_length" not in config
+    assert (config.get("_name_or_path") == place) is stays
+
+
 def test_the_stored_names_decide(tmp_path: Path) -> None:
     """An embedding model without a prediction head, whose config names another copy of the code."""
     folder = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head="Model", **QK)

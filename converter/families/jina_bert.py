@@ -48,6 +48,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "feed_forward_type": (None, "geglu", "reglu", "original"),
     "emb_pooler": (None, "mean"),
 }
+CODE_REPOSITORIES = ("jinaai/jina-bert-implementation", "jinaai/jina-bert-v2-qk-post-norm")
 QK_CODE = "qk-post-norm"
 FLASH_CODE = "jina-bert-flash-implementation"
 KNOWN_CODE = re.compile(r"(^|--)modeling_bert\.JinaBert\w+$")
@@ -95,8 +96,13 @@ def qk_post_norm(config: Config) -> bool:
 def rewrite(config: dict[str, Any]) -> dict[str, Any]:
     layout = qk_post_norm(config)
     default = "geglu" if layout else "original"
+    kept = dict(config)
+    # For the original code, which makes a bias for so many tokens. The input limit may be another one now.
+    kept.pop("model_max_length", None)
+    if kept.get("_name_or_path") in CODE_REPOSITORIES:  # not where the model is from
+        del kept["_name_or_path"]
     return {
-        **config,
+        **kept,
         "qk_post_norm": layout,
         "feed_forward_type": config.get("feed_forward_type") or default,
     }

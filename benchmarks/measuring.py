@@ -31,7 +31,7 @@ import torch
 
 T = TypeVar("T")
 STOCK = "stock"
-WARM_UP, STEPS = 8, 16
+WARM_UP, STEPS = 8, 20
 """Decoded tokens that are not timed, and that are; a prompt to warm up has as many tokens as the first."""
 DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
 NO_MEMORY, KILLED = "out of memory", "killed"

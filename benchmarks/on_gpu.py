@@ -32,9 +32,10 @@ PARTS = {
     "right": 80,
     "tests": 70,
     "choices": 50,
-    "attention": 130,
-    "graphs": 135,
-    "encoders": 55,
+    "encoders": 90,
+    "decoding": 80,
+    "attention": 90,
+    "graphs": 95,
 }
 """Part, a module in ``gpu/`` -> its share of the time, in order of worth, because a run may be cut off at any
 time. What a part leaves is divided among those after it."""

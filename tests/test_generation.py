@@ -104,18 +104,30 @@ def test_options(converted: Convert, family: str, options: dict) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["bloom", "replit"])
-def test_compiled_decoding_over_a_static_cache(converted: Convert, family: str) -> None:
-    model = load(converted(family, 4, "ntk-position"))
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    dealt(FAMILIES, ("ntk", "ntk-position", "ntk-length", "fitted-position", "concave")),
+)
+def test_decoding_over_a_static_cache_is_one_graph(converted: Convert, family: str, scaling: str) -> None:
+    """Without breaks, and with another prompt over as large a cache the same one."""
+    model = load(converted(family, 4, scaling))
     ids, mask = batch(rows=2, length=40)
-    expected = generate(model, ids, mask)
-    settings = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    graphs = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    settings = CompileConfig(fullgraph=True, backend=keep, mode=None)
     settings._compile_all_devices = True  # generate compiles on accelerators only, unless told
     torch._dynamo.reset()
-    compiled = generate(model, ids, mask, cache_implementation="static", compile_config=settings)
-    assert torch.equal(compiled, expected)
-    counts = torch._dynamo.utils.counters["stats"]
-    assert counts["unique_graphs"] >= 1, "nothing was compiled"
+    for tokens in (NEW, NEW + 5):
+        prompt = {"input_ids": ids[:, tokens - NEW :], "attention_mask": mask[:, tokens - NEW :]}
+        options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
+        expected = model.generate(**prompt, **options)
+        options |= {"cache_implementation": "static", "compile_config": settings}
+        assert torch.equal(model.generate(**prompt, **options), expected)
+    assert len(graphs) == 1
 
 
 def test_text_pipeline(converted: Convert) -> None:

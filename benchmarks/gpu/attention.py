@@ -41,7 +41,8 @@ logits from stock's in float32, relative to the largest logit, for the shortest 
 Weights are random, in bfloat16, and the same for all sides. *{STOCK}* is the class in transformers, with the
 attention that it has by default. The others are converted: with scaling none or, where the name says so,
 with ntk."""
-HEAD = ["tokens", "side", *measuring.COLUMNS, "difference"]
+# Without the ratio of decoding, whose time is the processor's; the part ``decoding`` says more.
+HEAD = ["tokens", "side", *measuring.COLUMNS[:-1], "difference"]
 
 
 def run(settings: Settings, document: Document) -> None:
@@ -121,7 +122,7 @@ class Comparison:
         for length, cells in self.cells.items():
             for side, cell in cells.items():
                 gap = self.difference(cell) if length == self.lengths[0] else None
-                columns = cell.columns(None if side == STOCK else cells.get(STOCK))
+                columns = cell.columns(None if side == STOCK else cells.get(STOCK))[:-1]
                 rows.append([str(length), side, *columns, "-" if gap is None else f"{gap:.1e}"])
         said = f"{self.setup.said()}:"
         self.document.put(self.name, f"{said}\n\n{report.table(HEAD, rows, texts=2)}")

@@ -25,17 +25,24 @@ NEAREST = {"float16": 0.999, "bfloat16": 0.95, "float32": 1 - 1e-6}
 """Dtype -> smallest cosine of a text's vector with that of the same model in float32 on the CPU."""
 TURNS, COMPARED = 3, 8
 """Timed runs at most; texts that are compared."""
-OURS, BERT = "converted", "BERT"
+OURS, BERT = "converted, sdpa", "BERT"
+FUNCTIONS = {
+    OURS: "sdpa",
+    "converted, flash_attention_2": "flash_attention_2",
+    "converted, flex": "flex_attention",
+}
+"""Side -> its attention function; not every one is installed."""
 INTRO = f"""\
 A JinaBERT of jina-embeddings-v2-base's sizes and a BERT that is as wide and as deep ({SIZES["layers"]}
-layers, {SIZES["heads"]} heads x 64), both with random weights and sdpa. Texts have 1/32 of the length up to
-all of it. Texts of similar length share a batch, which has {{tokens}} tokens; vectors are means. Times are
-medians of up to {TURNS} runs after one more. Memory is the peak of torch's allocator beyond the weights."""
+layers, {SIZES["heads"]} heads x 64), both with random weights; BERT with sdpa. The JinaBERT computes no
+padding. Texts have 1/32 of the length up to all of it. Texts of similar length share a batch, which has
+{{tokens}} tokens; vectors are means. Times are medians of up to {TURNS} runs after one more. Memory is the
+peak of torch's allocator beyond the weights."""
 HEAD = ["tokens", "dtype", "side", "padding", "texts/s", "ratio", "extra MB"]
 
 
 def run(settings: Settings, document: Document) -> None:
-    lengths = settings.size((512, 2048, 8192), (16, 48))
+    lengths = settings.size((512, 2048, 8192, 32768), (16, 48))
     tokens = settings.size(65536, 96)
     document.intro = INTRO.format(tokens=tokens)
     models = make(settings, max(lengths))
@@ -48,7 +55,7 @@ def run(settings: Settings, document: Document) -> None:
         base: dict[int, Cell] = {}
         for name, side_until in shared([*models], until):
             try:
-                embed = in_torch(models[name], settings.device, dtype)
+                embed = in_torch(models[name], settings.device, dtype, FUNCTIONS.get(name, "sdpa"))
                 found = embed(some, COMPARED)
                 for length, until_ in shared(lengths, side_until):
                     batch, sizes = max(1, tokens // length), sorted(map(len, texts[length]), reverse=True)
@@ -60,6 +67,9 @@ def run(settings: Settings, document: Document) -> None:
                     row = [str(length), dtype, name, f"{padding(sizes, batch):.0%}", speed, times]
                     rows.append([*row, cell.prompt.megabytes])
                     document.put("Unequal texts", report.table(HEAD, rows, texts=3))
+            except ImportError as error:
+                document.skip(f"{name}, {dtype}", error)
+                continue
             except Exception as error:  # the other sides can still be measured
                 document.fail(f"{name}, {dtype}", error)
                 continue
@@ -80,14 +90,15 @@ def make(settings: Settings, longest: int) -> dict[str, Any]:
     )
     pool_by_mean(folder / "source")
     convert(folder / "source", folder / "out", method="none", verify=False)
-    ours = AutoModel.from_pretrained(folder / "out", trust_remote_code=True)
-    bert = AutoModel.from_pretrained(folder / "bert", add_pooling_layer=False)
-    return {OURS: ours.float().eval(), BERT: bert.eval()}
+    ours = AutoModel.from_pretrained(folder / "out", trust_remote_code=True).float().eval()
+    bert = AutoModel.from_pretrained(folder / "bert", add_pooling_layer=False).eval()
+    return {**dict.fromkeys(FUNCTIONS, ours), BERT: bert}
 
 
-def in_torch(model: Any, device: str, dtype: str) -> Embed:
-    """Means of the hidden states of a copy of the model."""
+def in_torch(model: Any, device: str, dtype: str, function: str = "sdpa") -> Embed:
+    """Means of the hidden states of a copy of the model, with one of transformers' attention functions."""
     model = copy.deepcopy(model).to(device, getattr(torch, dtype))
+    model.set_attn_implementation(function)
 
     def states(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = model(ids.to(device), attention_mask=mask.to(device)).last_hidden_state

@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,12 @@ class Found:
     """What one side does for a token."""
 
     operations: int
-    eager: float
-    """Seconds of the processor, over the cache that grows."""
-    compiled: float | None
-    """The same in one graph, over a static cache; None if it does not compile."""
+    eager: list[float] = field(default_factory=list)
+    """Seconds of the processor in each turn, over the cache that grows."""
+    compiled: list[float] = field(default_factory=list)
+    """The same in one graph, over a static cache."""
     reason: str = ""
-    """Why it does not."""
+    """Why there is no graph."""
 
 
 class Operations(TorchDispatchMode):
@@ -78,21 +78,29 @@ class Operations(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def measure(setup: Setup, side: str, tokens: int, turns: int) -> Found:
-    """Measures one side; call it in a fresh process."""
-    from transformers import CompileConfig, DynamicCache
-
+def measure(setup: Setup, tokens: int, turns: int) -> dict[str, Found]:
+    """Measures all sides, which take turns; call it in a fresh process."""
     torch.set_num_threads(1)
-    model = measuring.load(setup, side)
     ids = measuring.tokens(setup, PROMPT)
-    in_one_graph = CompileConfig(fullgraph=True, mode="default")
-    in_one_graph._compile_all_devices = True
+    models = {side: measuring.load(setup, side) for side in (STOCK, *CONVERSIONS)}
+    found = {side: Found(count_operations(model, ids)) for side, model in models.items()}
+    for side, model in models.items():
+        seconds(model, ids, tokens)
+        try:
+            seconds(model, ids, tokens, **in_one_graph())
+        except Exception as error:
+            found[side].reason = type(error).__name__
+    for _ in range(turns):
+        for side, model in models.items():
+            found[side].eager.append(seconds(model, ids, tokens))
+            if not found[side].reason:
+                found[side].compiled.append(seconds(model, ids, tokens, **in_one_graph()))
+    return found
 
-    def seconds(**options: Any) -> float:
-        lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
-        started = time.process_time()
-        model.generate(ids, attention_mask=torch.ones_like(ids), **lengths, **options)
-        return (time.process_time() - started) / tokens
+
+def count_operations(model: Any, ids: torch.Tensor) -> int:
+    """How many operations of a pass for one token compute something."""
+    from transformers import DynamicCache
 
     cache = DynamicCache()
     with torch.no_grad():
@@ -100,14 +108,24 @@ def measure(setup: Setup, side: str, tokens: int, turns: int) -> Found:
         measuring.decode(model, ids[:, :1], PROMPT, cache)
         with Operations() as counted:
             measuring.decode(model, ids[:, :1], PROMPT + 1, cache)
-    seconds()
-    eager = statistics.median(seconds() for _ in range(turns))
-    static = {"cache_implementation": "static", "compile_config": in_one_graph}
-    try:
-        seconds(**static)
-    except Exception as error:
-        return Found(counted.count, eager, None, type(error).__name__)
-    return Found(counted.count, eager, statistics.median(seconds(**static) for _ in range(turns)))
+    return counted.count
+
+
+def in_one_graph() -> dict[str, Any]:
+    """What makes ``generate`` compile, on a CPU too."""
+    from transformers import CompileConfig
+
+    config = CompileConfig(fullgraph=True, mode="default")
+    config._compile_all_devices = True
+    return {"cache_implementation": "static", "compile_config": config}
+
+
+def seconds(model: Any, ids: torch.Tensor, tokens: int, **options: Any) -> float:
+    """The processor's time for each token."""
+    lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+    started = time.process_time()
+    model.generate(ids, attention_mask=torch.ones_like(ids), **lengths, **options)
+    return (time.process_time() - started) / tokens
 
 
 @click.command(help=__doc__)
@@ -120,25 +138,23 @@ def main(family: str, tokens: int, repeats: int, write: bool, **sizes: Any) -> N
         setup = Setup(Path(folder), family=family, longest=PROMPT + tokens, **sizes)
         length = {"train_length": PROMPT}
         fresh(measuring.make_repositories, setup, {side: length | how for side, how in CONVERSIONS.items()})
-        found = {side: fresh(measure, setup, side, tokens, repeats) for side in (STOCK, *CONVERSIONS)}
+        found = fresh(measure, setup, tokens, repeats)
     rows = []
+    stock = statistics.median(found[STOCK].eager)
     for side, cell in found.items():
-        compiled = cell.reason if cell.compiled is None else number(1000 * cell.compiled)
-        rows.append(
-            [
-                side,
-                str(cell.operations),
-                number(1000 * cell.eager),
-                ratio(cell.eager, found[STOCK].eager),
-                compiled,
-                ratio(cell.compiled, found[STOCK].eager),
-            ]
-        )
+        eager = statistics.median(cell.eager)
+        row = [side, str(cell.operations), number(1000 * eager), ratio(eager, stock)]
+        if cell.compiled:
+            compiled = statistics.median(cell.compiled)
+            row += [number(1000 * compiled), ratio(compiled, stock)]
+        else:
+            row += [cell.reason, "-"]
+        rows.append(row)
     sections = [
         f"{family}, {setup.layers} layers, {setup.heads} heads x {setup.head_dim}, a row of {PROMPT} tokens "
         f"and {tokens} new ones, one CPU thread. *Operations* are those of a pass for one token that compute "
         "something. Times are milliseconds of the processor for each token of `generate`, medians of "
-        f"{repeats}; *x* compares with stock's first.",
+        f"{repeats} turns; *x* compares with stock's first.",
         report.table(["side", "operations", "ms", "x", "one graph, ms", "x"], rows),
     ]
     title = f"What a processor does for a token: {family}"

@@ -33,7 +33,8 @@ PARTS = {
     "tests": 70,
     "choices": 50,
     "encoders": 90,
-    "decoding": 80,
+    "halves": 30,
+    "decoding": 70,
     "attention": 90,
     "graphs": 95,
 }

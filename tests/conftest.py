@@ -28,6 +28,7 @@ import hypothesis
 import pytest
 
 from tests import forks
+from tests.messages import Words, says
 
 pytest_plugins = ("tests.patched", "tests.onnx_graphs", "tests.runners", "tests.hub_server")
 
@@ -222,12 +223,12 @@ def refuses(tmp_path: Path) -> Refuses:
     from converter.errors import ConverterError
 
     def call(
-        source: Path | str, words: str, error: type[Exception] = ConverterError, **options: Any
+        source: Path | str, words: Words, error: type[Exception] = ConverterError, **options: Any
     ) -> Exception:
         before, files = fingerprint(tmp_path), sorted(tmp_path.rglob("*"))
         with pytest.raises(error) as raised:
             convert(source, options.pop("out", tmp_path / "out"), **{"scale": 2, "verify": False, **options})
-        assert words in str(raised.value)
+        says(raised.value, words)
         assert "\n" not in str(raised.value)
         assert sorted(tmp_path.rglob("*")) == files
         assert fingerprint(tmp_path) == before

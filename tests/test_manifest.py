@@ -164,7 +164,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 """Name -> what somebody does to a repository, and words of the error; tests/test_push.py pushes some.
 
-test_foreign_code.py has what is done to its code.
+test_instructions_to_libraries.py has what is done to its code.
 """
 
 

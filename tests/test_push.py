@@ -32,7 +32,7 @@ from tests.hub_server import (
     refused,
 )
 from tests.patched import CHECKED
-from tests.test_foreign_code import UNSEEN
+from tests.test_instructions_to_libraries import UNSEEN
 from tests.test_manifest import TAMPERED, cut, flip
 
 SOURCE, ID = "org/tiny-bloom", "ada/bloom-ntk"

@@ -50,7 +50,7 @@ ANY_VERSION = {
     *("architecture", "benchmarks", "cli", "convert_job", "converted_repository", "docs"),
     *("evaluation_tasks", "families_command", "family_details", "faults", "hostile", "hub", "input_limit"),
     *("inspect", "install", "manifest", "notebook", "oldest_onnxruntime", "onnx_calibrate", "onnx_concave"),
-    *("onnx_example", "onnx_export", "onnx_genai", "onnx_quantise", "onnx_refusals", "onnx_server"),
+    *("onnx_example", "onnx_export", "onnx_genai", "onnx_quantise", "onnx_server"),
     *("onnx_sessions", "onnx_tasks", "onnx_validation", "outputs", "overrides", "pictures", "placement"),
     *("push", "refusals", "scaling", "slopes", "staging", "stored_tensors", "transfer", "weights"),
 }

@@ -22,6 +22,7 @@ from converter.source.open import open_folder
 from converter.source.sentence_transformers import FLAGS, MODES, Pooling
 from tests import tiny
 from tests.conftest import Pristine, RunCli, edit_json
+from tests.messages import says
 from tests.onnx_graphs import (
     POOLING,
     PROFILES,
@@ -197,14 +198,14 @@ def test_every_dtype_is_validated_and_checked_again(run: Any, repository: Make, 
     found = [check for check in checks if check.name == "sentence_embedding"]
     assert len(found) == len(result.report.graphs)
     assert all(check.passed and check.difference for check in found)
-    assert "one vector of each text: mean, scaled to unit length" in (out / "README.md").read_text()
+    assert "mean, scaled to unit length" in (out / "README.md").read_text()
     assert run("validate", out).code == 0
     # A graph of another way to pool is wrong, whatever it computes.
     edit_json(
         out / "1_Pooling/config.json", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
     )
-    wrong = 'made for the pooling "mean, scaled to unit length", and the repository has "cls, scaled to unit '
-    assert f'{wrong}length"; export it again' in run("validate", out).err
+    pooled = ('"mean, scaled to unit length"', '"cls, scaled to unit length"')
+    says(run("validate", out).err, *pooled, "export it again")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

@@ -391,7 +391,7 @@ YARN_64 = {"original_max_position_embeddings": 64}
         ),
         (NTK, None, {"head_dim": 32}, "has shape"),
         (DYNAMIC, None, {LENGTH: 128}, "at 128 tokens"),
-        (YARNED, None, rope(attention_factor=1.0), "multiplies queries and keys by 1, not 1.069"),
+        (YARNED, None, rope(attention_factor=1.0), "by 1, not 1.069"),
         (YARNED, None, rope(beta_fast=2.0), "turns pair"),  # 4 rounds to the same pairs as 32
         (YARNED, None, rope(original_max_position_embeddings=32), "turns pair"),
         (YARNED, None, rope(factor=2.01), "turns pair"),

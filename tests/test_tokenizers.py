@@ -426,7 +426,7 @@ def test_no_tokenizer_stays_no_tokenizer(family: str, make_source: MakeSource, t
         file.unlink()
     result = quick(source, tmp_path / "out")
     [note] = result.to_json()["notes"]
-    assert note.startswith("the source has no tokenizer files: load the tokenizer that the source's card nam")
+    says(note, "no tokenizer files")
     limit = f"model_max_length={result.input_limit}"  # that of a tokenizer for BERT would be 512
     assert (limit in note) == (family == "mosaic_bert")
     assert "tokenizer_class" not in read(tmp_path / "out/config.json")

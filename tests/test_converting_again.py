@@ -32,6 +32,7 @@ from converter.evaluation.evaluated_model import open_evaluated_model
 from converter.evaluation.runner import choose
 from converter.evaluation.statistics import compare_scores
 from tests import reference, tiny
+from tests.changes import Change, all_of, config, nothing, tensors, written
 from tests.conftest import Run, edit_json, fingerprint
 from tests.messages import Words, raises, says
 from tests.patched import config_of, fitted_scaling, tempered
@@ -373,34 +374,22 @@ def test_tuning_compares_with_the_scaling_that_a_model_was_tuned_with(
 # What is refused, in one line
 
 
-def config(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: edit_json(folder / "config.json", changes)
-
-
-def put(name: str, text: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_text(text)
-
-
 def stock(folder: Path) -> None:
     """``BloomForCausalLM`` only warns of the model type, and trains and saves a model that is not scaled."""
     transformers.logging.set_verbosity_error()
     BloomForCausalLM.from_pretrained(folder).save_pretrained(folder)
 
 
-def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
-    return lambda folder: change_tensors(folder, change)
-
-
-REFUSED: dict[str, tuple[Callable[[Path], object], Words]] = {
+REFUSED: dict[str, tuple[Change, Words]] = {
     "two weights": (
-        put("model.safetensors.index.json", "{}"),
+        written("model.safetensors.index.json", "{}"),
         ("model.safetensors", "model.safetensors.index.json"),
     ),
     "quantised": (
-        lambda folder: [
-            config(quantization_config={"load_in_4bit": True})(folder),
-            weights(lambda tensors: tensors.update(extra=torch.zeros(4, dtype=torch.uint8)))(folder),
-        ],
+        all_of(
+            config(quantization_config={"load_in_4bit": True}),
+            tensors(lambda tensors: tensors.update(extra=torch.zeros(4, dtype=torch.uint8))),
+        ),
         "quantization_config is set",
     ),
     "the stock class": (stock, ("saved by the stock class", "without the scaling")),
@@ -429,14 +418,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], Words]] = {
         ("alibi_scaling", "3 heads", "has 4"),
     ),
     "a tensor is missing": (
-        weights(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight")),
+        tensors(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight")),
         ("NtkBloomForCausalLM", "'transformer.h.1.mlp."),
     ),
     "weights that are not numbers": (
-        weights(lambda tensors: [tensor.fill_(float("nan")) for tensor in tensors.values()]),
+        tensors(lambda tensors: [tensor.fill_(float("nan")) for tensor in tensors.values()]),
         "NaN or infinite",
     ),
-    "a list that is damaged": (put("ntk_convert.json", "["), "ntk_convert.json"),
+    "a list that is damaged": (written("ntk_convert.json", "["), "ntk_convert.json"),
 }
 
 
@@ -583,19 +572,19 @@ def test_front_matter_that_cannot_be_read_stays(saved: Path, tmp_path: Path, fro
 # validate
 
 
-BROKEN: dict[str, tuple[Callable[[Path], object], dict[str, bool | None]]] = {
-    "nothing": (lambda folder: None, {}),
+BROKEN: dict[str, tuple[Change, dict[str, bool | None]]] = {
+    "nothing": (nothing, {}),
     "changed slopes": (
         config(alibi_scaling={"type": "ntk", "factor": 3.0}),
         {"files": False},
     ),
     "a lost tensor": (
-        weights(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight")),
+        tensors(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight")),
         {"files": False, "tensors": False, "slopes": None, "paths": None, "loading": None},
     ),
     "no auto_map": (config(auto_map=None), {"files": False, "loading": False}),
     "other code": (
-        put("ntk_alibi.py", "raise SystemExit\n"),
+        written("ntk_alibi.py", "raise SystemExit\n"),
         {"files": False, "code": False, **dict.fromkeys(("config", "tensors", "slopes", "paths", "loading"))},
     ),
 }

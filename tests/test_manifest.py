@@ -18,6 +18,7 @@ from converter.errors import ConverterError, SourceError, VerificationError
 from converter.publish.contents import read_contents, verify
 from converter.result.manifest import MANIFEST, read_manifest, write
 from tests import tiny
+from tests.changes import Change, config
 from tests.conftest import Pristine, Refused, edit_json
 from tests.dealt import quick
 from tests.messages import Words, raises, says
@@ -98,10 +99,6 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def config(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: edit_json(folder / "config.json", changes)
-
-
 def relisted(**changes: Any) -> Callable[[Path], None]:
     """With a manifest of what is there then, as an attacker would make one."""
 
@@ -140,7 +137,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
 
 
-TAMPERED: dict[str, tuple[Callable[[Path], object], Words]] = {
+TAMPERED: dict[str, tuple[Change, Words]] = {
     "short weights": (lambda out: cut(out / SHARD), (SHARD, "truncated")),
     "missing weights": (lambda out: (out / SHARD).unlink(), (f"'{SHARD}'", "missing")),
     "a byte of the weights": (lambda out: flip(out / SHARD), (SHARD, "not as")),

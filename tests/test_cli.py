@@ -259,7 +259,7 @@ def test_wrong_usage_points_to_the_command_s_own_help(run: RunCli, words: str, c
         ("plot plain --scales 2,1e308 --out o", "--scales 1e+308 is out of range"),
         ("inspct plain", "inspect?"),
         ("evaluate plain", "eval?"),
-        ("plain --scale 2 --out=", "empty"),
+        ("plain --scale 2 --out=", ("--out", "empty")),
         ("inspect plain --train-length 256 --target-length 256", "trained length 256"),
         ("inspect plain --set n_head", ("--set 'n_head'", "KEY=VALUE")),
         ("convert plain --scale 2 --out / --overwrite", "--out /"),

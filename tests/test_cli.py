@@ -26,6 +26,7 @@ from converter.errors import SourceError, UsageError, option
 from converter.formatting import argv
 from tests import forks
 from tests.conftest import MakeSource, Pristine, Refused, RunCli, fingerprint
+from tests.messages import Words, raises, says
 from tests.patched import CHECKED
 
 ROOT = Path(__file__).parent.parent
@@ -250,56 +251,56 @@ def test_wrong_usage_points_to_the_command_s_own_help(run: RunCli, words: str, c
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "said"),
     [
         # The option, where the library's messages name the parameter of Python
         ("inspect plain --scale 0.5", "--scale 0.5 is out of range"),
-        ("inspect plain --scale 1e308", "--scale 1e+308 is out of range; give a number from 1 to 2147483648"),
+        ("inspect plain --scale 1e308", ("--scale 1e+308 is out of range", "2147483648")),
         ("plot plain --scales 2,1e308 --out o", "--scales 1e+308 is out of range"),
-        ("inspct plain", "did you mean inspect?"),
-        ("evaluate plain", "did you mean eval?"),
-        ("plain --scale 2 --out=", "an empty name is no path"),
-        ("inspect plain --train-length 256 --target-length 256", "not above the trained length 256"),
-        ("inspect plain --set n_head", "--set 'n_head' is not KEY=VALUE"),
-        ("convert plain --scale 2 --out / --overwrite", "--out / and the source"),
+        ("inspct plain", "inspect?"),
+        ("evaluate plain", "eval?"),
+        ("plain --scale 2 --out=", ("--out", "empty")),
+        ("inspect plain --train-length 256 --target-length 256", "trained length 256"),
+        ("inspect plain --set n_head", ("--set 'n_head'", "KEY=VALUE")),
+        ("convert plain --scale 2 --out / --overwrite", "--out /"),
         ("convert plain --out o --no-verify --push-to-hub a/b", "drop --no-verify or --push-to-hub"),
-        ("convert plain --scale 2 --out o --create-pr", "error: --create-pr needs --push-to-hub; add it"),
-        ("convert plain --out o --scale 2 --dtype bf16 --link", "drop --dtype or the link"),
+        ("convert plain --scale 2 --out o --create-pr", ("--create-pr", "--push-to-hub")),
+        ("convert plain --out o --scale 2 --dtype bf16 --link", ("drop --dtype", "link")),
         (
             "convert plain --out o --onnx --calibrate plain/config.json",
-            "--calibrate is for int4 weights; give --onnx-dtype int4 with it",
+            ("--calibrate", "give --onnx-dtype int4"),
         ),
         # An option in the plural
         ("eval plain --methods linear --scales 0.5", "--scales 0.5 is out of range"),
         ("inspect none/x --revision=", "--revision is empty"),
         # What was typed, and no absolute path in its place
-        ("export plain/", "error: plain is not converted"),
-        ("push .. a/b", "error: .. has no config.json"),
-        ("validate ../here/none", "error: ../here/none is not a folder"),
-        ("convert plain --scale 2 --out file/x", "--out file/x lies below file, which"),
-        ("inspect plain --slopes ./file", "error: file is not valid JSON"),
+        ("export plain/", "error: plain "),
+        ("push .. a/b", ("error: .. ", "config.json")),
+        ("validate ../here/none", "error: ../here/none "),
+        ("convert plain --scale 2 --out file/x", ("--out file/x", "below file")),
+        ("inspect plain --slopes ./file", ("error: file ", "JSON")),
     ],
 )
 def test_errors_name_what_was_typed(
-    run: RunCli, pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, line: str
+    run: RunCli, pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: Words
 ) -> None:
     here = tmp_path / "here"
     shutil.copytree(pristine("bloom"), here / "plain")
     (here / "file").touch()
     monkeypatch.chdir(here)
     error = run(*words.split()).err
-    assert line in error
+    says(error, said)
     assert "`" not in error
 
 
 def test_errors_name_the_parameter(pristine: Pristine) -> None:
     with pytest.raises(converter.UsageError, match=r"^`scale` 0\.5 is out of range"):
         inspect(pristine("bloom"), scale=0.5)
-    with pytest.raises(converter.UsageError, match="there is no option 'scle'; did you mean 'scale'"):
+    with raises(converter.UsageError, "'scle'", "'scale'"):
         inspect(pristine("bloom"), scle=2)  # type: ignore[call-arg]
-    with pytest.raises(converter.UsageError, match="give `lengths` or `train_length`"):
+    with raises(converter.UsageError, "`lengths`", "`train_length`"):
         converter.evaluate(pristine("bloom"), tasks="passkey", items=2)
-    with pytest.raises(converter.UsageError, match=r"^`OnnxOptions\.dtype` 'x' is unknown"):
+    with raises(converter.UsageError, "`OnnxOptions.dtype` 'x'"):
         converter.OnnxOptions(dtype="x")
 
 
@@ -428,10 +429,9 @@ def test_a_bug_is_one_line_too(
     monkeypatch.setattr("yaml.safe_dump", broken)  # for the card
     result = run(pristine("bloom"), *FAST, "--out", tmp_path / "out")
     assert result.code == 1
-    assert (
-        result.err
-        == r"error: unexpected ValueError: two\nlines; this is a bug, please report it with -v" + "\n"
-    )
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    says(result.err, r"ValueError: two\nlines", "this is a bug", "-v")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -446,28 +446,42 @@ def started(words: str, *, cwd: Path, **environment: str) -> subprocess.Complete
     )
 
 
-DONE = "error: the command is done and its result complete, but stdout cannot be written: No space left"
+DONE = ("error: ", "complete", "stdout", "No space left")
+
+LOADED = ("trust_remote_code=True",)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "code", "printed", "said"),
     [
         # Streams that are closed, or full
-        ("", "2>&-", 0, "{out}", ""),
-        ("", ">&-", 0, "", "trust_remote_code=True"),
-        ("", "<&- >&- 2>&-", 0, "", ""),
-        ("", "2>/dev/full", 0, "{out}", ""),
+        ("", "2>&-", 0, "{out}", ()),
+        ("", ">&-", 0, "", LOADED),
+        ("", "<&- >&- 2>&-", 0, "", ()),
+        ("", "2>/dev/full", 0, "{out}", ()),
         ("", ">/dev/full", 1, "", DONE),
         # Limits
-        ("ulimit -f 8;", "", 1, "", "error: File too large ({out}); raise the limit on the size of a file"),
-        ("ulimit -d 150000;", "", 1, "", "error: not enough memory; end other programs, or raise the limit"),
+        (
+            "ulimit -f 8;",
+            "",
+            1,
+            "",
+            ("error: File too large", "{out}", "raise the limit"),
+        ),
+        ("ulimit -d 150000;", "", 1, "", ("error: ", "not enough memory", "raise the limit")),
         # Languages
-        ("LC_ALL=C", "", 0, "{out}", "trust_remote_code=True"),
-        ("PYTHONIOENCODING=ascii", "", 0, "{out}", "trust_remote_code=True"),
+        ("LC_ALL=C", "", 0, "{out}", LOADED),
+        ("PYTHONIOENCODING=ascii", "", 0, "{out}", LOADED),
     ],
 )
 def test_the_streams_limits_and_language_of_a_shell(
-    pristine: Pristine, tmp_path: Path, before: str, after: str, code: int, printed: str, said: str
+    pristine: Pristine,
+    tmp_path: Path,
+    before: str,
+    after: str,
+    code: int,
+    printed: str,
+    said: tuple[str, ...],
 ) -> None:
     place = tmp_path / "\u00e9"
     place.mkdir()
@@ -476,7 +490,7 @@ def test_the_streams_limits_and_language_of_a_shell(
     done = started(f"{before} $RUN {source} --scale 2 --out {out} {verify} {after}", cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert done.stdout.strip() == printed.format(out=out)
-    assert said.format(out=out) in done.stderr
+    says(done.stderr, *(word.format(out=out) for word in said))
     assert done.stderr.count("\n") == 1 if code else "error" not in done.stderr
     complete = code == 0 or said == DONE
     # Without memory, the hidden folder may stay, as after a kill: the next run removes it.
@@ -487,10 +501,10 @@ def test_the_streams_limits_and_language_of_a_shell(
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "free some space, or choose another disk"),
-        (errno.EDQUOT, "free some of your quota, or choose another disk"),
-        (errno.EROFS, "choose a folder that can be written"),
-        (errno.EMFILE, "raise the limit on open files (ulimit -n)"),
+        (errno.ENOSPC, "another disk"),
+        (errno.EDQUOT, "quota"),
+        (errno.EROFS, "choose a folder"),
+        (errno.EMFILE, "ulimit -n"),
     ],
 )
 def test_a_failed_write_names_the_output(
@@ -507,9 +521,7 @@ def test_a_failed_write_names_the_output(
     monkeypatch.delattr(os, "copy_file_range", raising=False)
     monkeypatch.setattr(os, "write", fails)
     out = tmp_path / "out"
-    assert (
-        refused(pristine("bloom"), *FAST, "--out", out) == f"error: {os.strerror(number)} ({out}); {remedy}\n"
-    )
+    says(refused(pristine("bloom"), *FAST, "--out", out), os.strerror(number), str(out), remedy)
 
 
 def test_what_is_wrong_with_the_process_is_not_blamed_on_the_model(

@@ -12,6 +12,7 @@ import transformers
 from transformers import GenerationConfig
 
 from tests import tiny
+from tests.messages import raises
 from tests.patched import Convert, load
 
 OLD = transformers.__version__.startswith("4.")
@@ -100,9 +101,7 @@ def test_tokens_are_those_of_generate(converted: Convert, family: str, scaling: 
 
 def test_length_dynamic_scaling_is_refused(converted: Convert) -> None:
     model = load(converted("bloom", 4, "ntk-length"))
-    with pytest.raises(
-        ValueError, match=r"length-dynamic scaling.* convert the model with --dynamic position"
-    ):
+    with raises(ValueError, "length-dynamic", "--dynamic position"):
         batched(model, prompts())
 
 
@@ -113,7 +112,7 @@ def test_eager_attention_in_half_precision_is_refused(converted: Convert) -> Non
     if not OLD:
         assert "rounds the scores" in batched(model, prompts())[0].error
         model.set_attn_implementation("paged|eager")
-    with pytest.raises(ValueError, match=r"rounds the scores to torch\.bfloat16; use sdpa or float32"):
+    with raises(ValueError, "torch.bfloat16", "use sdpa or float32"):
         model(torch.tensor([[5]]), position_ids=torch.tensor([[7]]), cache=object())
 
 
@@ -128,7 +127,7 @@ def test_tensor_parallelism_is_refused(converted: Convert, monkeypatch: pytest.M
     model = with_attention(load(converted("bloom")), "sdpa")
     module = sys.modules[type(model.base_model).__mro__[1].__module__]
     monkeypatch.setattr(module, "head_processes", lambda _: object())
-    with pytest.raises(ValueError, match="continuous batching does not work with tensor parallelism"):
+    with raises(ValueError, "continuous batching", "tensor parallelism"):
         model(torch.tensor([[5]]), position_ids=torch.tensor([[7]]), cache=object())
 
 
@@ -138,5 +137,5 @@ def test_attention_without_a_paged_cache_is_refused(converted: Convert, attentio
     """It would attend to the new tokens only."""
     model = load(converted("bloom"))
     model.config._attn_implementation = attention
-    with pytest.raises(ValueError, match=f"{attention} does not work with continuous batching"):
+    with raises(ValueError, attention, "continuous batching"):
         model(torch.tensor([[5]]), position_ids=torch.tensor([[7]]), cache=object())

@@ -32,7 +32,9 @@ from converter.evaluation.evaluated_model import open_evaluated_model
 from converter.evaluation.runner import choose
 from converter.evaluation.statistics import compare_scores
 from tests import reference, tiny
+from tests.changes import Change, all_of, config, nothing, tensors, written
 from tests.conftest import Run, edit_json, fingerprint
+from tests.messages import Words, raises, says
 from tests.patched import config_of, fitted_scaling, tempered
 from tests.reference import rotary as rotary_reference
 from tests.test_sentence_transformers import MODULES
@@ -151,7 +153,7 @@ def test_what_older_versions_wrote(name: str, listed: bool, tmp_path: Path) -> N
     config = config_of(tmp_path / "second")
     assert config[key] == limit
     assert "attn_impl" not in config
-    assert any("input limits are kept" in note for note in result.notes)
+    says(result.notes, "input limits are kept")
     assert config["ntk_convert"]["weights"] == "unknown"
     assert config["ntk_convert"]["from"] == {"source": "first", "commit": None, "subfolder": None}
     right(name, tmp_path / "second")
@@ -162,7 +164,7 @@ def test_a_temperature_for_all_heads_is_refused(tmp_path: Path) -> None:
     first = again(tiny.FACTORIES["bloom"](tmp_path / "source", 4), tmp_path / "first", scale=4)
     scaling = {**config_of(first)["alibi_scaling"], "temperature": 0.5}
     edit_json(first / "config.json", {"alibi_scaling": scaling})
-    with pytest.raises(SourceError, match="key 'temperature', which this version does not know"):
+    with raises(SourceError, "'temperature'"):
         convert(first, tmp_path / "second")
     assert not (tmp_path / "second").exists()
 
@@ -216,8 +218,7 @@ def test_notes_on_what_is_not_taken_over(tmp_path: Path) -> None:
         (first / "README.md").read_text() + "\n## ONNX\n\nA graph.\n\n## Mine\n\nText.\n"
     )
     result = convert(first, tmp_path / "second")
-    assert "edited code is not taken over: modeling_ntk_bloom.py" in result.notes
-    assert any(note.startswith("ONNX graphs were not copied") for note in result.notes)
+    says(result.notes, "modeling_ntk_bloom.py", "ONNX graphs")
     assert "model.onnx" not in result.files
     card = (tmp_path / "second/README.md").read_text()
     assert ("## ONNX" in card, "## Mine\n\nText." in card) == (False, True)
@@ -233,7 +234,7 @@ def test_linked_weights_are_read(link: Any, tmp_path: Path) -> None:
     change_tensors(
         first, lambda tensors: tensors["transformer.h.0.mlp.dense_4h_to_h.bias"].fill_(float("nan"))
     )
-    with pytest.raises(SourceError, match="NaN or infinite; if the training diverged"):
+    with raises(SourceError, "NaN or infinite"):
         convert(first, tmp_path / "no", link=link)
 
 
@@ -373,78 +374,66 @@ def test_tuning_compares_with_the_scaling_that_a_model_was_tuned_with(
 # What is refused, in one line
 
 
-def config(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: edit_json(folder / "config.json", changes)
-
-
-def put(name: str, text: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_text(text)
-
-
 def stock(folder: Path) -> None:
     """``BloomForCausalLM`` only warns of the model type, and trains and saves a model that is not scaled."""
     transformers.logging.set_verbosity_error()
     BloomForCausalLM.from_pretrained(folder).save_pretrained(folder)
 
 
-def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
-    return lambda folder: change_tensors(folder, change)
-
-
-REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+REFUSED: dict[str, tuple[Change, Words]] = {
     "two weights": (
-        put("model.safetensors.index.json", "{}"),
-        "has model.safetensors and model.safetensors.i",
+        written("model.safetensors.index.json", "{}"),
+        ("model.safetensors", "model.safetensors.index.json"),
     ),
     "quantised": (
-        lambda folder: [
-            config(quantization_config={"load_in_4bit": True})(folder),
-            weights(lambda tensors: tensors.update(extra=torch.zeros(4, dtype=torch.uint8)))(folder),
-        ],
+        all_of(
+            config(quantization_config={"load_in_4bit": True}),
+            tensors(lambda tensors: tensors.update(extra=torch.zeros(4, dtype=torch.uint8))),
+        ),
         "quantization_config is set",
     ),
-    "the stock class": (stock, "the model was saved by the stock class, which computes without the scaling"),
+    "the stock class": (stock, ("saved by the stock class", "without the scaling")),
     "another class": (
         config(architectures=["EvilModel"]),
-        "architectures is ['EvilModel'], and a converted BLOOM",
+        ("architectures", "'EvilModel'"),
     ),
     "a damaged record": (
         config(ntk_convert={"source": 1}),
-        "config.json: ntk_convert has source 1, not a string",
+        ("config.json", "ntk_convert has source 1"),
     ),
     "a scaling of a newer version": (
         config(alibi_scaling={"type": "ntk", "factor": 2.0, "power": 8}),
-        "has the key 'power', which this version does not know",
+        ("alibi_scaling", "'power'"),
     ),
     "a key of another scaling": (
         config(alibi_scaling={"type": "ntk", "factor": 2.0, "rate": 2.0}),
-        "has the key 'rate', which this version does not know",
+        ("alibi_scaling", "'rate'"),
     ),
     "a record of a newer version": (
         config(ntk_convert={"source": "x/y", "parts": 3}),
-        "ntk_convert has the key 'parts', which this version does not know",
+        ("ntk_convert", "'parts'"),
     ),
     "slopes of others": (
         config(alibi_scaling=fitted_scaling(3, 2)),
-        "alibi_scaling has exponents for 3 heads, and the model has 4",
+        ("alibi_scaling", "3 heads", "has 4"),
     ),
     "a tensor is missing": (
-        weights(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight")),
-        "does not fit NtkBloomForCausalLM: 'transformer.h.1.mlp.",
+        tensors(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight")),
+        ("NtkBloomForCausalLM", "'transformer.h.1.mlp."),
     ),
     "weights that are not numbers": (
-        weights(lambda tensors: [tensor.fill_(float("nan")) for tensor in tensors.values()]),
-        "has values that are NaN or infinite",
+        tensors(lambda tensors: [tensor.fill_(float("nan")) for tensor in tensors.values()]),
+        "NaN or infinite",
     ),
-    "a list that is damaged": (put("ntk_convert.json", "["), "ntk_convert.json"),
+    "a list that is damaged": (written("ntk_convert.json", "["), "ntk_convert.json"),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_refused(saved: Path, tmp_path: Path, refused: Callable[..., str], kind: str) -> None:
-    change, part = REFUSED[kind]
+    change, words = REFUSED[kind]
     change(saved)
-    assert part in refused(saved, "--out", tmp_path / "out")
+    says(refused(saved, "--out", tmp_path / "out"), words)
 
 
 def test_a_merge_of_qlora_leaves_a_key_behind(saved: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
@@ -454,7 +443,7 @@ def test_a_merge_of_qlora_leaves_a_key_behind(saved: Path, tmp_path: Path, run: 
     assert not (tmp_path / "no").exists()
     done = run(saved, "--out", tmp_path / "out")
     assert done.code == 0, done.err
-    assert "quantization_config of config.json was left out" in done.err
+    assert "quantization_config of config.json" in done.err
     assert "quantization_config" not in config_of(tmp_path / "out")
     assert run("validate", tmp_path / "out").code == 0
 
@@ -495,7 +484,7 @@ def test_another_trained_length_needs_another_scaling(
 ) -> None:
     dynamic = again(converted, tmp_path / "dynamic", dynamic="position")
     line = refused(dynamic, "--train-length", 64, "--out", tmp_path / "out", code=2)
-    assert "is scaled from 32 tokens on; to scale it from 64, give --dynamic position" in line
+    says(line, "from 32 tokens", "from 64", "give --dynamic position")
 
 
 # The card
@@ -524,11 +513,10 @@ def test_the_card_of_a_tuned_model(saved: Path, tmp_path: Path) -> None:
         "tags": ["alibi", "ntk-alibi", "custom_code"],
     }
     for words in (
-        f"[{SOURCE}/runs/last](https://huggingface.co/{SOURCE}) with its ALiBi slopes scaled",
-        "so its weights are its own.",
+        f"[{SOURCE}/runs/last](https://huggingface.co/{SOURCE})",
         f"ntk-convert {SOURCE} --revision {'a1' * 20} --subfolder runs/last --scale 2 --train-length 32 ",
         " --out ./converted --set n_head=4\n",
-        "# tuned: saved from ./converted, with other weights\n",
+        "# tuned: saved from ./converted",
         "\nntk-convert ./tuned --scale 2 --train-length 32 --out ./out\n",
         '.from_pretrained("./out", trust_remote_code=True)',
         "- slopes: 4 slopes measured",
@@ -584,19 +572,19 @@ def test_front_matter_that_cannot_be_read_stays(saved: Path, tmp_path: Path, fro
 # validate
 
 
-BROKEN: dict[str, tuple[Callable[[Path], object], dict[str, bool | None]]] = {
-    "nothing": (lambda folder: None, {}),
+BROKEN: dict[str, tuple[Change, dict[str, bool | None]]] = {
+    "nothing": (nothing, {}),
     "changed slopes": (
         config(alibi_scaling={"type": "ntk", "factor": 3.0}),
         {"files": False},
     ),
     "a lost tensor": (
-        weights(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight")),
+        tensors(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight")),
         {"files": False, "tensors": False, "slopes": None, "paths": None, "loading": None},
     ),
     "no auto_map": (config(auto_map=None), {"files": False, "loading": False}),
     "other code": (
-        put("ntk_alibi.py", "raise SystemExit\n"),
+        written("ntk_alibi.py", "raise SystemExit\n"),
         {"files": False, "code": False, **dict.fromkeys(("config", "tensors", "slopes", "paths", "loading"))},
     ),
 }
@@ -668,7 +656,8 @@ def test_validate_sees_what_was_added(
         assert (failed, list(found.notes)) == ([], [])
     else:
         assert failed == []
-        assert found.notes == [f"not written by the conversion, changes what loads: {name}"]
+        [note] = found.notes
+        says(note, name)
 
 
 def test_validate_with_a_damaged_list(tmp_path: Path, run: Callable[..., Run]) -> None:
@@ -686,7 +675,7 @@ def test_validate_sees_other_weights(tmp_path: Path, run: Callable[..., Run]) ->
     tensors = {name: tensor + 1 for shard in shards for name, tensor in shard.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     done = run("validate", folder)
-    assert (done.code, "FAILED  files: model.safetensors is not in" in done.out) == (1, True)
+    assert (done.code, "FAILED  files: model.safetensors" in done.out) == (1, True)
 
 
 def test_files_of_modules_that_were_added(tmp_path: Path, run: Callable[..., Run]) -> None:
@@ -694,4 +683,5 @@ def test_files_of_modules_that_were_added(tmp_path: Path, run: Callable[..., Run
     assert "note" not in run("validate", folder).out
     (folder / "1_Pooling/model.safetensors").write_bytes(b"")
     done = run("validate", folder)
-    assert (done.code, "changes what loads: 1_Pooling/model.safetensors" in done.out) == (0, True)
+    assert done.code == 0
+    says(done.out, "note", "1_Pooling/model.safetensors")

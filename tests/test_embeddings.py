@@ -35,6 +35,7 @@ from converter.source.sentence_transformers import Pooling
 from converter.texts import read_windows
 from tests import tiny
 from tests.conftest import RunCli, edit_json
+from tests.messages import Words, raises
 from tests.patched import config_of
 from tests.reference import ENCODERS as REFERENCES
 from tests.test_sentence_transformers import MODULES as ENCODER
@@ -153,16 +154,16 @@ MODULES = [
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "message"),
+    ("file", "content", "word"),
     [
-        ("config_sentence_transformers.json", {"prompts": {"query": "find: "}}, "puts prompts before texts"),
+        ("config_sentence_transformers.json", {"prompts": {"query": "find: "}}, "prompts"),
         ("config_sentence_transformers.json", {"similarity_fn_name": "dot"}, "scores by dot"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "lower-cases"),
         ("modules.json", [*MODULES, {"type": "sentence_transformers.models.Dense", "path": "3"}], "Dense"),
     ],
 )
 def test_embeddings_that_are_made_otherwise_are_refused(
-    file: str, content: Any, message: str, tmp_path: Path
+    file: str, content: Any, word: str, tmp_path: Path
 ) -> None:
     assert pooling_of(open_folder(tmp_path)) == Pooling(("mean",), normalised=False)
     (tmp_path / "modules.json").write_text(json.dumps(MODULES))
@@ -171,7 +172,7 @@ def test_embeddings_that_are_made_otherwise_are_refused(
     (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": ""}}')
     assert pooling_of(open_folder(tmp_path)) == Pooling(("mean",), normalised=True)
     (tmp_path / file).write_text(json.dumps(content))
-    with pytest.raises(UnsupportedModel, match=message):
+    with raises(UnsupportedModel, word):
         pooling_of(open_folder(tmp_path))
 
 
@@ -235,7 +236,7 @@ def test_masked_losses_are_the_reference_s(source: Path, tmp_path: Path) -> None
 
 
 def test_pieces_without_a_masked_token_are_refused() -> None:
-    with pytest.raises(UsageError, match="pieces of 4 tokens leave out the only masked token"):
+    with raises(UsageError, "4 tokens", "masked token"):
         window_losses(np.ones((2, 4)), np.array([[1, 0, 0, 0], [0, 0, 0, 0]], dtype=bool), 2)
 
 
@@ -263,17 +264,17 @@ class Letters:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "words"),
     [
-        ("genome", b"NNNACGTACGTACGT", "38 % of the tokens are N, which means unknown; give text of"),
-        ("text.gz", b"plain text", "cannot be read: Not a gzipped file"),
-        ("text.gz", gzip.compress(b"text " * 99, mtime=0)[:-9], "cannot be read: Compressed file ended"),
-        ("text.gz", gzip.compress(b"\xff", mtime=0), "is not UTF-8 text"),
+        ("genome", b"NNNACGTACGTACGT", ("genome", "38 %", "give text")),
+        ("text.gz", b"plain text", ("text.gz", "Not a gzipped file")),
+        ("text.gz", gzip.compress(b"text " * 99, mtime=0)[:-9], ("text.gz", "Compressed file ended")),
+        ("text.gz", gzip.compress(b"\xff", mtime=0), ("text.gz", "UTF-8")),
     ],
 )
-def test_texts_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_texts_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, words: Words) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=message):
+    with raises(UsageError, words):
         read_windows(Letters(), [tmp_path / name], 8 if b"NNN" in content else 2, 1)
 
 
@@ -320,30 +321,29 @@ def test_embeddings_need_no_head(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "message"),
+    ("file", "content", "words"),
     [
-        ("queries.jsonl", '{"_id": "q0", "text": " "}\n', "the query 'q0' is empty"),
+        ("queries.jsonl", '{"_id": "q0", "text": " "}\n', ("'q0'", "empty")),
         ("queries.jsonl", '{"_id": "q0"}\n', "'text' is missing"),
-        ("queries.jsonl", '{"_id": "q0", "text": "a"}\n' * 2, "line 2: '_id' is 'q0'"),
-        ("corpus.jsonl", "", "corpus.jsonl is empty"),
-        ("qrels/test.tsv", "a\tb\tc\nq0 d0 1\n", "line 2 is not a query, a document and a grade"),
-        ("qrels/test.tsv", "a\tb\tc\nq0\td0\tgood\n", "line 2 is not a query"),
-        ("qrels/test.tsv", "a\tb\tc\nq99\td0\t1\n", "queries.jsonl has no query 'q99'"),
-        ("qrels/test.tsv", "a\tb\tc\nq0\td99\t1\n", "corpus.jsonl has no document 'd99'"),
-        ("qrels/test.tsv", "a\tb\tc\nq0\td0\t0\n", "has no document with a grade above 0"),
-        ("qrels/test.tsv", None, "has no qrels/test.tsv"),
-        ("qrels/test.tsv", "q0\td0\t1\nq1\td1\t1\n", "test.tsv begins with a judgement"),
+        ("queries.jsonl", '{"_id": "q0", "text": "a"}\n' * 2, ("line 2", "'_id' is 'q0'")),
+        ("corpus.jsonl", "", ("corpus.jsonl", "empty")),
+        ("qrels/test.tsv", "a\tb\tc\nq0 d0 1\n", ("line 2", "a query, a document and a grade")),
+        ("qrels/test.tsv", "a\tb\tc\nq0\td0\tgood\n", ("line 2", "a query, a document and a grade")),
+        ("qrels/test.tsv", "a\tb\tc\nq99\td0\t1\n", ("queries.jsonl", "'q99'")),
+        ("qrels/test.tsv", "a\tb\tc\nq0\td99\t1\n", ("corpus.jsonl", "'d99'")),
+        ("qrels/test.tsv", "a\tb\tc\nq0\td0\t0\n", "a grade above 0"),
+        ("qrels/test.tsv", None, "no qrels/test.tsv"),
+        ("qrels/test.tsv", "q0\td0\t1\nq1\td1\t1\n", ("test.tsv", "judgement")),
     ],
 )
-def test_damaged_folders_are_refused(file: str, content: str | None, message: str, tmp_path: Path) -> None:
+def test_damaged_folders_are_refused(file: str, content: str | None, words: Words, tmp_path: Path) -> None:
     folder = beir(tmp_path / "beir")
     if content is None:
         (folder / file).unlink()
     else:
         (folder / file).write_text(content)
-    with pytest.raises(SourceError) as caught:
+    with raises(SourceError, words):
         Beir.read(folder)
-    assert message in str(caught.value)
 
 
 def test_files_as_other_programs_write_them(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ test_numbers.py and test_training.py have the rest.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from contextlib import suppress
@@ -34,6 +33,7 @@ from tests import forks, patched, runners, tiny
 from tests.conftest import MakeSource
 from tests.dealt import dealt
 from tests.hub_server import HubServer
+from tests.messages import raises
 from tests.patched import Convert, assert_logits, batch, config_of
 from tests.runners import BERT_LAYERS, HEADS, LAYERS, auto_class
 
@@ -148,7 +148,7 @@ def test_outputs_are_those_of_transformers_classes(converted: Convert, head: str
     assert torch.allclose(same[first], output[first], atol=1e-4)
     with pytest.raises(ValueError, match="exactly one"):
         model(ids, inputs_embeds=embeds)
-    with pytest.raises(ValueError, match=r"attention_mask must be \[rows, tokens\]"):
+    with raises(ValueError, "attention_mask", "[rows, tokens]"):
         model(ids, attention_mask=mask[:, :-1])
 
 
@@ -162,16 +162,21 @@ def test_other_attention_functions_are_refused(
     ids, mask = batch(rows=2, length=20)
     model = load(converted(name))
     right = model(ids, attention_mask=mask).logits
+<<<<<<< HEAD
     flash = ("flash_attention_3", "kernels-community/flash-attn3", "paged|flash_attention_2")
     for function in (*flash, "sdpa_paged", "paged|eager", "mine"):
         message = (
             f'"{re.escape(function)}"` is not supported, because it cannot .*; use one of: sdpa, eager, fl'
         )
+=======
+    flash = ("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn")
+    for function in (*flash, "flex_attention", "sdpa_paged", "paged|eager", "mine"):
+>>>>>>> helper-tests
         with suppress(ValueError, ImportError):
             model.set_attn_implementation(function)
             assert model.config._attn_implementation != "sdpa"
         model.config._attn_implementation = function
-        with pytest.raises(ValueError, match=message):
+        with raises(ValueError, f'"{function}"', "use one of: sdpa, eager"):
             model(ids, attention_mask=mask)
         model.set_attn_implementation("eager")
         assert_logits(model(ids, attention_mask=mask).logits, right, mask)
@@ -188,6 +193,14 @@ def test_what_else_is_given_beside_tokens(converted: Convert, name: str) -> None
         assert torch.equal(model(ids, position_ids=positions).logits, plain)
     for positions in (torch.arange(20)[None], (mask.cumsum(-1) - 1).clamp(min=0)):
         assert torch.equal(model(ids, attention_mask=mask, position_ids=positions).logits, padded)
+<<<<<<< HEAD
+=======
+    packed = DataCollatorWithFlattening()([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])
+    with raises(ValueError, "one text in a row", "pad the texts"):
+        model(**packed)
+    with pytest.raises(TypeError, match="'cu_seq_lens_q'"):
+        model(ids, cu_seq_lens_q=torch.tensor([0, 20]))
+>>>>>>> helper-tests
     types = torch.zeros_like(ids)
     assert torch.equal(model(ids, attention_mask=mask, token_type_ids=types).logits, padded)
     other = model(ids, attention_mask=mask, token_type_ids=types + 1).logits

@@ -45,6 +45,7 @@ from converter.source.tokenizer import TEMPLATE
 from converter.texts import read_windows
 from tests import tiny
 from tests.conftest import MakeSource, Pristine, RunCli, edit_json, fingerprint
+from tests.messages import raises, says
 from tests.patched import SCALINGS, TRAIN_LENGTH, Convert, config_of, load
 from tests.reference import FAMILIES as REFERENCES
 from tests.tiny import rotary
@@ -398,16 +399,18 @@ def test_a_text_without_spaces_is_read_in_blocks_too(
 
 
 @pytest.mark.parametrize(
-    ("texts", "count", "said"),
+    ("texts", "count", "words"),
     [
-        (1, 50, "all 12 windows come from 1 file: parts"),
-        (5, 60, "all 60 windows come from 5 files: parts"),
-        (6, 50, "all 50 windows come from 5 files: parts"),  # the sixth is not read
-        (6, 72, ""),
-        (1, 1, ""),
+        (1, 50, ("12 windows", "1 file")),
+        (5, 60, ("60 windows", "5 files")),
+        (6, 50, ("50 windows", "5 files")),  # the sixth is not read
+        (6, 72, ()),
+        (1, 1, ()),
     ],
 )
-def test_windows_of_few_files_are_told(texts: int, count: int, said: str, tmp_path: Path) -> None:
+def test_windows_of_few_files_are_told(
+    texts: int, count: int, words: tuple[str, ...], tmp_path: Path
+) -> None:
     files = [tmp_path / str(number) for number in range(texts)]
     for file in files:
         file.write_text("w " * 120)
@@ -417,7 +420,8 @@ def test_windows_of_few_files_are_told(texts: int, count: int, said: str, tmp_pa
         return {"input_ids": [1] * text.count("w")}
 
     assert read_windows(tokenizer, files, 10, count, lines.append).shape == (min(count, 12 * texts), 10)
-    assert [line[: len(said)] for line in lines] == ([said] if said else [])
+    assert len(lines) == bool(words)
+    says(lines, *words)
 
 
 # Statistics
@@ -486,19 +490,19 @@ def test_the_scalings_are_the_cross_product() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        ({"methods": ["ntk"]}, "`scales`"),
-        ({"methods": ["ntk"], "rates": [2]}, "^`rates` belongs to `dynamic`"),
-        ({"methods": ["none"], "scales": [2]}, "^`scales` needs a method that takes one; add e.g. `methods`"),
-        ({"methods": ["concave"], "dynamic": ["position"]}, "^`dynamic` needs a method"),
-        ({"methods": [], "dynamic": ["length"]}, "^`dynamic` needs a method"),
-        ({"methods": ["ntk"], "scales": [2], "ramps": [(0.1, 1)]}, "`ramps` belongs to by-parts"),
-        ({"methods": ["ntk"], "scales": [0.5]}, "from 1 to"),
+        ({"methods": ["ntk"]}, ("`scales`",)),
+        ({"methods": ["ntk"], "rates": [2]}, ("`rates`", "`dynamic`")),
+        ({"methods": ["none"], "scales": [2]}, ("`scales`", "`methods`")),
+        ({"methods": ["concave"], "dynamic": ["position"]}, ("`dynamic`", "method")),
+        ({"methods": [], "dynamic": ["length"]}, ("`dynamic`", "method")),
+        ({"methods": ["ntk"], "scales": [2], "ramps": [(0.1, 1)]}, ("`ramps`", "by-parts")),
+        ({"methods": ["ntk"], "scales": [0.5]}, ("from 1 to",)),
     ],
 )
-def test_scalings_that_cannot_be_meant(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_scalings_that_cannot_be_meant(arguments: dict[str, Any], words: tuple[str, ...]) -> None:
+    with raises(UsageError, words):
         grid(**arguments)
 
 
@@ -776,7 +780,8 @@ def test_a_model_that_fails_without_scaling_is_named() -> None:
         ]
     ]
     text = Results(found, {name: {"train_length": 64} for name in ("able", "unable")}).report()
-    assert "Unscaled, unable fails even at the shortest length: lines (0 % at 64 tokens), passkey" in text
+    assert "Unscaled, unable" in text
+    assert "lines (0 % at 64 tokens), passkey" in text
     assert "topics (" not in text.partition("Unscaled")[2]
     assert "Unscaled, able" not in text
     # Beyond the trained length, failing is what scaling is for.
@@ -798,7 +803,7 @@ def test_a_text_that_is_read_worse_than_by_guessing_is_named(
 ) -> None:
     found = [measured(scaling, PERPLEXITY, [loss] * 4, length=length)]
     text = Results(found, {"m": {"train_length": 64, "vocabulary": 100}}).report()
-    assert ("Unscaled, m reads the text worse than guessing: a perplexity of" in text) != read
+    assert ("Unscaled, m reads the text worse than guessing" in text) != read
     assert "worse than guessing" not in Results(found, {"m": {"train_length": 64}}).report()
 
 
@@ -844,10 +849,10 @@ def test_tasks_are_given_by_name_too(pristine: Pristine) -> None:
     assert [each.tasks() for each in named] == [["passkey", "words"], ["passkey"]]
     made = evaluate(model, tasks=[make_task("passkey")], **options)
     assert made.measurements == named[1].measurements
-    for wrong, message in (("lime", "no task 'lime'; choose one of passkey"), ("prompts", "or to make_task")):
-        with pytest.raises(UsageError, match=message):
+    for wrong, words in (("lime", ("'lime'", "passkey")), ("prompts", "make_task")):
+        with raises(UsageError, words):
             evaluate(model, tasks=[wrong], **options)
-        with pytest.raises(UsageError, match=message):
+        with raises(UsageError, words):
             tune(model, 300, tasks=[wrong], train_length=64)
 
 

@@ -13,6 +13,7 @@ from converter.errors import SourceError, Undecided, UnsupportedModel
 from converter.families import FAMILIES, Family
 from converter.families.checks import check_source
 from tests import tiny
+from tests.messages import Words, raises
 from tests.patched import config_of
 from tests.tiny import jina_bert, mosaic_bert, mosaic_gpt, replit
 from tests.tiny.layout import merged
@@ -157,22 +158,22 @@ def test_accepted(name: str, changes: Changes, taken: str) -> None:
     assert sum(each.recognises(config) for each in FAMILIES) == 1
 
 
-ROTARY = r"has rotary positions, not ALiBi .* rope_scaling"
+ROTARY = ("rotary positions, not ALiBi", "rope_scaling")
 CODE = "not MosaicBERT's own code"
 SIX = {"type": "linear", "factor": 2}
 
 
-def named(name: str, inside: str = "", /, **options: Any) -> list[tuple[str, Changes, str]]:
+def named(name: str, inside: str = "", /, **options: Any) -> list[tuple[str, Changes, Words]]:
     """Each option alone is refused, by its name and value."""
     return [
-        (name, {inside: {key: value}}, rf"{inside}\.{key} is {value!r}")
+        (name, {inside: {key: value}}, f"{inside}.{key} is {value!r}")
         if inside
         else (name, {key: value}, f"{key} is {value!r}")
         for key, value in options.items()
     ]
 
 
-UNSUPPORTED: list[tuple[str, Changes, str]] = [
+UNSUPPORTED: list[tuple[str, Changes, Words]] = [
     # Baichuan's rotary models, and configs that do not say whether they are.
     ("BAICHUAN_7B", {}, ROTARY),
     ("BAICHUAN2_7B", {}, ROTARY),
@@ -181,10 +182,10 @@ UNSUPPORTED: list[tuple[str, Changes, str]] = [
     ("BAICHUAN2_7B", {"hidden_size": 2048, "num_attention_heads": 16}, ROTARY),
     ("BAICHUAN_7B", {"max_position_embeddings": ..., "hidden_size": 2048, "model_max_length": 4096}, ROTARY),
     ("BAICHUAN2_13B", {"hidden_size": 2560, "rope_theta": 10000.0}, ROTARY),
-    ("BAICHUAN_13B", {"max_position_embeddings": 4096}, "ambiguous.*max_position_embeddings"),
-    ("BAICHUAN2_13B", {"rope_scaling": SIX}, "ambiguous.*it has rope_scaling.*restore"),
-    ("BAICHUAN_13B", {"architectures": ["BaiChuanForCausalLM"]}, "its class is BaiChuan"),
-    ("BAICHUAN_13B", {"model_max_length": ...}, "neither model_max_length.*restore"),
+    ("BAICHUAN_13B", {"max_position_embeddings": 4096}, ("ambiguous", "max_position_embeddings")),
+    ("BAICHUAN2_13B", {"rope_scaling": SIX}, ("ambiguous", "rope_scaling", "restore")),
+    ("BAICHUAN_13B", {"architectures": ["BaiChuanForCausalLM"]}, "BaiChuan"),
+    ("BAICHUAN_13B", {"model_max_length": ...}, ("model_max_length", "restore")),
     ("BAICHUAN2_13B", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ("BAICHUAN2_13B", {"tie_word_embeddings": True}, "tie_word_embeddings"),
     ("BAICHUAN2_13B", {"quantization_config": {"load_in_4bit": True}}, "quantised"),
@@ -237,7 +238,7 @@ UNSUPPORTED: list[tuple[str, Changes, str]] = [
                 "AutoModel": "jinaai/jina-bert-flash-implementation--modeling_bert.BertModel",
             },
         },
-        "packed otherwise .* convert a jina-embeddings-v2",
+        ("packed otherwise", "jina-embeddings-v2"),
     ),
     ("JINA", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
     ("JINA", {"architectures": ["JinaBertForPreTraining"]}, "JinaBertForPreTraining"),
@@ -250,10 +251,10 @@ UNSUPPORTED: list[tuple[str, Changes, str]] = [
     ("MOSAIC_GPT", {"alibi": None}, "alibi is None"),
     ("MOSAIC_GPT", {"alibi": "yes"}, "alibi is 'yes'"),
     ("MOSAIC_GPT", {"architectures": ["MosaicGPTForX"]}, "'MosaicGPTForX'"),
-    ("MPT", attention(attn_type="multiquery_attention"), "kv_n_heads is 8, but attn_type"),
-    ("MPT", attention(attn_type="multihead_attention"), "kv_n_heads is 8, but attn_type"),
+    ("MPT", attention(attn_type="multiquery_attention"), ("kv_n_heads is 8", "attn_type")),
+    ("MPT", attention(attn_type="multihead_attention"), ("kv_n_heads is 8", "attn_type")),
     ("MPT", attention(attn_temperature_tuning={"attn_scale": 0.1}), "temperature_tuning"),
-    ("MPT", {**attention(qk_ln=True), "norm_eps": 1e-6}, "qk_ln is set and the norms have epsilon 1e-06"),
+    ("MPT", {**attention(qk_ln=True), "norm_eps": 1e-6}, ("qk_ln", "1e-06")),
     ("MPT", {"fc_type": {"name": "te"}}, "fc_type is 'te'"),
     ("MPT", {"ffn_config": {"fc_type": {"name": "te"}}}, "ffn_config.fc_type is 'te'"),
     ("MPT", {"ffn_config": {"ffn_type": "mptgeglu"}}, "ffn_type is 'mptgeglu'"),
@@ -262,7 +263,7 @@ UNSUPPORTED: list[tuple[str, Changes, str]] = [
     ("MPT", {"ffn_config": {"ffn_act_fn": {"name": "gelu", "approximate": "tanh"}}}, "ffn_act_fn is"),
     ("MPT", {"block_overrides": {"order": []}}, "block_overrides is"),
 ]
-IMPOSSIBLE: list[tuple[str, Changes, str]] = [
+IMPOSSIBLE: list[tuple[str, Changes, Words]] = [
     ("BAICHUAN2_13B", {"norm_head": "yes"}, "norm_head"),
     ("BAICHUAN2_13B", {"z_loss_weight": "high"}, "z_loss_weight"),
     ("BAICHUAN2_13B", {"z_loss_weight": -1}, "z_loss_weight"),
@@ -275,23 +276,23 @@ IMPOSSIBLE: list[tuple[str, Changes, str]] = [
     ("REFACT", {"n_inner": -1}, "n_inner"),
     *named("MOSAIC_GPT", alibi_bias_max=0, attn_clip_qkv="6", logit_scale="sqrt", mlp_ratio=2.5),
     ("MOSAIC_BERT", {"alibi_starting_size": ..., "model_type": ...}, "model_type"),
-    ("MOSAIC_GPT", {"n_heads": 5}, "not a multiple of the number of heads, 5"),
+    ("MOSAIC_GPT", {"n_heads": 5}, "heads, 5"),
     ("MPT", attention(kv_n_heads=None), "no kv_n_heads"),
-    ("MPT", attention(kv_n_heads=5), "kv_n_heads 5 does not divide 24 heads"),
-    ("MPT", {"norm_eps": 1e-6, "layer_norm_epsilon": 1e-5}, "norm_eps 1e-06 and layer_norm_eps"),
+    ("MPT", attention(kv_n_heads=5), ("kv_n_heads 5", "24 heads")),
+    ("MPT", {"norm_eps": 1e-6, "layer_norm_epsilon": 1e-5}, ("norm_eps 1e-06", "layer_norm_epsilon 1e-05")),
     ("MPT", {"norm_eps": "small"}, "norm_eps is 'small'"),
     ("MPT", {"ffn_config": {"ffn_hidden_size": 0}}, "ffn_hidden_size is 0"),
-    ("MPT", {"ffn_config": [1]}, r"ffn_config is \[1\]"),
+    ("MPT", {"ffn_config": [1]}, "ffn_config is [1]"),
 ]
-UNDECIDED: list[tuple[str, Changes, str]] = [
+UNDECIDED: list[tuple[str, Changes, Words]] = [
     # Which head it has is never guessed.
-    ("BAICHUAN_13B", {"vocab_size": 64016}, r"which head .* `overrides` norm_head=true"),
-    ("BAICHUAN_13B", {"z_loss_weight": 0}, r"which head .* `overrides` norm_head=true"),
-    ("BAICHUAN_13B", {"vocab_size": None}, r"which head .* `overrides` norm_head=true"),
-    ("JAIS", {"architectures": ["JAISLMHeadModel", "JAISModel"]}, "give that one, e.g. `overrides`"),
-    ("MPT", attention(alibi=...), r"attn_config\.alibi is False"),
-    ("KRUTRIM", {}, r"`overrides` ffn_config\.ffn_act_fn\.name=relu or "),
-    ("MPT", {"norm_type": "rmsnorm", "fc_type": None}, "norm_type is 'rmsnorm' without fc_type"),
+    ("BAICHUAN_13B", {"vocab_size": 64016}, ("which head", "`overrides` norm_head=true")),
+    ("BAICHUAN_13B", {"z_loss_weight": 0}, ("which head", "`overrides` norm_head=true")),
+    ("BAICHUAN_13B", {"vocab_size": None}, ("which head", "`overrides` norm_head=true")),
+    ("JAIS", {"architectures": ["JAISLMHeadModel", "JAISModel"]}, "e.g. `overrides`"),
+    ("MPT", attention(alibi=...), "attn_config.alibi is False"),
+    ("KRUTRIM", {}, "`overrides` ffn_config.ffn_act_fn.name=relu or "),
+    ("MPT", {"norm_type": "rmsnorm", "fc_type": None}, ("norm_type is 'rmsnorm'", "fc_type")),
 ]
 
 
@@ -304,8 +305,8 @@ UNDECIDED: list[tuple[str, Changes, str]] = [
     ],
     ids=str,
 )
-def test_rejected_with_an_error(kind: type[Exception], name: str, changes: Changes, words: str) -> None:
-    with pytest.raises(kind, match=words):
+def test_rejected_with_an_error(kind: type[Exception], name: str, changes: Changes, words: Words) -> None:
+    with raises(kind, words):
         check_source(changed(name, changes))
 
 

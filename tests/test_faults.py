@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import Pristine, Refused
 from tests.faults import FAULTS, KINDS, Trial, contents, scattered
+from tests.messages import says
 
 PUBLISHING = 12
 """Events at the end of a run that put its folder in place."""
@@ -111,4 +112,4 @@ def test_a_folder_that_cannot_be_written(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     line = refused(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out")
-    assert f"no permission to write in {tmp_path}" in line
+    says(line, "permission", str(tmp_path))

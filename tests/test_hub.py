@@ -30,6 +30,7 @@ from tests.hub_server import (
     Request,
 )
 from tests.hub_server import refused as one_line
+from tests.messages import says
 
 ID = "org/tiny-bloom"
 CONVERT = (ID, "--scale", "2", "--out", "out", "--no-verify", "--json")
@@ -197,7 +198,8 @@ def test_files_in_folders_come_too(
         whole = load_file(pristine("bloom") / "model.safetensors")
         assert {name for path in files for name in load_file(path)} == whole.keys()
         if not environment:
-            assert run.json["notes"] == ["not copied for sentence-transformers: 1_Pooling/notes.md"]
+            [note] = run.json["notes"]
+            says(note, "not copied", "1_Pooling/notes.md")
             assert set(hub.downloads()).isdisjoint({"1_Pooling/notes.md", "2_Unnamed/config.json"})
 
 
@@ -329,7 +331,7 @@ def test_offline_with_half_a_cache(pristine: Pristine, hub: HubServer, command: 
     [
         ({}, ["org/other", *CONVERT[1:]], ["org/other", "Repository Not Found", "check the id", "--token"]),
         ({}, [*CONVERT, "--revision", "v9"], [ID, "revision 'v9'", "Revision Not Found", "--revision"]),
-        ({}, [*CONVERT, "--subfolder", "last"], [f"{ID}/last has no config.json, so it is not a checkpoint"]),
+        ({}, [*CONVERT, "--subfolder", "last"], [f"{ID}/last", "no config.json"]),
         ({}, [*CONVERT, "--revision", "../../main"], [ID, "'../../main'", "--revision"]),
         ({"private": True}, CONVERT, [ID, "Repository Not Found", "private", "--token"]),
         (
@@ -367,13 +369,13 @@ def rename(pattern: str, name: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        (rename("*-00001-of-*", "quant_config.json"), ["quantised (it has quant_config.json)"]),
-        (rename("config.json", "q4.gguf"), [f"{ID} has q4.gguf: GGUF files cannot be converted"]),
-        (rename("config.json", "runs/config.json"), [f"{ID} has no config.json", "give --subfolder runs"]),
-        (rename("config.json", "x"), [f"{ID} has no config.json, so it is not a checkpoint"]),
+        (rename("*-00001-of-*", "quant_config.json"), ["quantised", "quant_config.json"]),
+        (rename("config.json", "q4.gguf"), [ID, "q4.gguf", "GGUF"]),
+        (rename("config.json", "runs/config.json"), [ID, "no config.json", "--subfolder runs"]),
+        (rename("config.json", "x"), [ID, "no config.json"]),
         (
             rename("config.json", "adapter_config.json"),
-            [f"{ID} has no config.json", "merge it into its model"],
+            [ID, "no config.json", "merge"],
         ),
         (rename("*.safetensors*", "x"), [ID, "no weights"]),
         (rename("model-00004-of-*", "x"), [ID, "model-00004-of-00004.safetensors", "--revision"]),
@@ -412,10 +414,7 @@ def test_what_a_listing_shows(
             for way in ("--token", "HF_TOKEN=")
             for token in ("hf_ secret", "hf_secret\x01x", "hf_s\u00e9cret_secret")
         ),
-        *(
-            ([*CONVERT, "--token", token], "--token is not an access token", 2)
-            for token in ("", "hf_secret\n")
-        ),
+        *(([*CONVERT, "--token", token], "--token", 2) for token in ("", "hf_secret\n")),
     ],
 )
 def test_names_and_options_that_cannot_be(
@@ -573,11 +572,7 @@ def test_a_dtype_that_the_hub_s_weights_have_is_no_conversion(
     hub.commit(ID, pristine("bloom"))
     assert command(*CONVERT, "--dtype", "fp32", "--dry-run").json["notes"] == []
     hub.after = other_json("/api/models/", {"safetensors": {"parameters": {"F16": 9}, "total": 9}})
-    refused(
-        command(*CONVERT, "--dtype", "fp16"),
-        work,
-        f"the Hub says that the weights of {ID} are float16, and they are not",
-    )
+    refused(command(*CONVERT, "--dtype", "fp16"), work, "the Hub says", ID, "float16")
 
 
 @pytest.mark.version
@@ -636,7 +631,7 @@ def test_a_download_with_other_bytes(
     hub.commit(ID, pristine("bloom", **options))
     damage(hub, name, at)
     run = command(*CONVERT, *words)
-    refused(run, work, name, "is not the file that the Hub has", "delete")
+    refused(run, work, name, "the Hub has", "delete")
     hub.after = None
     bad = Path(run.err.partition("delete ")[2].partition(",")[0])
     folder = next(bad.parent.parent.glob(f"snapshots/*/{name}")).parent
@@ -659,7 +654,7 @@ def test_an_evaluation_of_other_bytes(
     text = work.parent / "text.txt"
     text.write_text("w5 w6 w7 w8 " * 99)
     run = command("eval", ID, "--text", text, "--lengths", "16")
-    refused(run, work, WEIGHTS, "is not the file that the Hub has")
+    refused(run, work, WEIGHTS, "the Hub has")
 
 
 def test_a_folder_of_the_cache_that_shares_files(

@@ -24,6 +24,7 @@ from converter.source.open import open_folder
 from tests import models as tests_models
 from tests import tiny
 from tests.conftest import edit_json
+from tests.messages import says
 from tests.onnx_graphs import NEW as WORDS
 from tests.onnx_graphs import Make, exported, generated, prompts
 from tests.patched import TRAIN_LENGTH, Convert, config_of, load
@@ -256,7 +257,7 @@ def test_an_mpt_that_names_no_tokens_ends(tmp_path: Path, where: str) -> None:
     result = export(out, OnnxOptions(validate=False))
     found = json.loads((out / "genai_config.json").read_text(encoding="utf-8"))["model"]
     assert found.get("eos_token_id") == (None if where == "nowhere" else [tiny.END])
-    assert ("note: no end token is known" in result.summary()) == (where == "nowhere")
+    assert ("no end token" in result.summary()) == (where == "nowhere")
     running = start_free(og.Model(str(out)), 12)
     running.append_tokens(np.array([[5, 6, 7]], dtype=np.int32))
     made = []
@@ -365,7 +366,8 @@ def test_the_command_line(converted: Convert) -> None:
     assert run("5 6 7", "20 21", *new)[:2] == (0, "".join(f"{text}\n" for text in texts))
     code, out, err = run("5 6 7", "--max-new-tokens", "100000")
     assert (code, out) == (1, "")
-    assert err.startswith("error: max_length (100003) cannot be greater than model context_length")
+    says(err, "error: ", "max_length (100003)", "context_length")
     if not og.is_cuda_available():
-        line = "error: this genai is for CPUs; install onnxruntime-genai-cuda in its place\n"
-        assert run("5 6 7", "--provider", "cuda") == (1, "", line)
+        code, out, err = run("5 6 7", "--provider", "cuda")
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        says(err, "error: ", "install onnxruntime-genai-cuda")

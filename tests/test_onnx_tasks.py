@@ -22,6 +22,7 @@ from converter.source.open import open_folder
 from converter.source.sentence_transformers import FLAGS, MODES, Pooling
 from tests import tiny
 from tests.conftest import Pristine, RunCli, edit_json
+from tests.messages import says
 from tests.onnx_graphs import (
     POOLING,
     PROFILES,
@@ -197,14 +198,14 @@ def test_every_dtype_is_validated_and_checked_again(run: Any, repository: Make, 
     found = [check for check in checks if check.name == "sentence_embedding"]
     assert len(found) == len(result.report.graphs)
     assert all(check.passed and check.difference for check in found)
-    assert "one vector of each text: mean, scaled to unit length" in (out / "README.md").read_text()
+    assert "mean, scaled to unit length" in (out / "README.md").read_text()
     assert run("validate", out).code == 0
     # A graph of another way to pool is wrong, whatever it computes.
     edit_json(
         out / "1_Pooling/config.json", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
     )
-    wrong = 'made for the pooling "mean, scaled to unit length", and the repository has "cls, scaled to unit '
-    assert f'{wrong}length"; export it again' in run("validate", out).err
+    pooled = ('"mean, scaled to unit length"', '"cls, scaled to unit length"')
+    says(run("validate", out).err, *pooled, "export it again")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -218,11 +219,11 @@ def test_a_pooling_that_is_given(run: Any, repository: Make, pooling: str) -> No
     means = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
     right = means if pooling == "mean" else states[:, 0]
     assert np.abs(vectors - right).max() <= 1e-5 * np.abs(right).max()
-    assert f"one vector of each text: {pooling}" in (out / "README.md").read_text()
+    assert f"each text: {pooling}" in (out / "README.md").read_text()
     assert run("validate", out).code == 0
     # Files that say otherwise make the graph wrong.
     with_modules(out, {"word_embedding_dimension": 32, "pooling_mode": "max"})
-    assert "made for the pooling" in run("validate", out).err
+    assert "pooling" in run("validate", out).err
 
 
 def test_a_wrong_vector_is_found(run: Any, repository: Make, plant: Plant) -> None:
@@ -236,7 +237,7 @@ def test_a_wrong_vector_is_found(run: Any, repository: Make, plant: Plant) -> No
     out = with_modules(repository("jina_bert", head="Model"))
     plant(mutate)
     exported(out, pooled=True)
-    assert "model.onnx: sentence_embedding: largest difference" in run("validate", out).err
+    assert "model.onnx: sentence_embedding" in run("validate", out).err
 
 
 def test_settings_of_sentence_transformers_in_old_and_new_spellings(tmp_path: Path) -> None:

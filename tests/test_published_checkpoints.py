@@ -117,15 +117,15 @@ def weight_files(first: str) -> list[str]:
 
 # What each refusal must say. Some of these models could be converted; that is not done yet.
 REFUSED = {
-    "quantised: ssbuild/baichuan2-13b-chat-int4": "is quantised",
-    "quantised: unrahul/bloom-1b7-nf4": "is quantised",
+    "quantised: ssbuild/baichuan2-13b-chat-int4": "quantised",
+    "quantised: unrahul/bloom-1b7-nf4": "quantised",
     "cerebras/Cerebras-GPT-Intermediate (muP checkpoints)": "has no ALiBi",
     "jinaai/jina-embeddings-v2-base-en@first (JBert)": "first revision",
-    "jinaai/jina-clip-v1": "a text encoder with ALiBi and an image encoder",
-    "krutrim-ai-labs/Krutrim-1-instruct": "does not say which activation",
+    "jinaai/jina-clip-v1": "image encoder",
+    "krutrim-ai-labs/Krutrim-1-instruct": "which activation",
     "wtang06/mpt-125m-c4 (no ALiBi)": "alibi is False",
     "insilicomedicine/precious3-gpt-multi-modal": "Custom_MPTForCausalLM",
-    "liuhaotian/LLaVA-Lightning-MPT-7B-preview": "an MPT with a projector for images",
+    "liuhaotian/LLaVA-Lightning-MPT-7B-preview": "projector for images",
 }
 LENGTHS = {name: length for family in FAMILIES for name, length in family.train_lengths.items()}
 ENTRIES = [(family, entry) for family, entries in CHECKPOINTS.items() for entry in entries]

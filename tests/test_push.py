@@ -32,7 +32,7 @@ from tests.hub_server import (
     refused,
 )
 from tests.patched import CHECKED
-from tests.test_foreign_code import UNSEEN
+from tests.test_instructions_to_libraries import UNSEEN
 from tests.test_manifest import TAMPERED, cut, flip
 
 SOURCE, ID = "org/tiny-bloom", "ada/bloom-ntk"
@@ -609,7 +609,7 @@ def test_a_silent_hub_is_left(hub: HubServer, push: Push) -> None:
     done = push(start=quickly)
     go.set()
     said, error = done.err.splitlines()
-    assert said == "waiting for the Hub ..."
+    assert said.startswith("waiting for the Hub")
     assert "timed out" in error
     assert done.code == 1
 
@@ -741,7 +741,7 @@ def test_a_disk_without_room_is_refused_before_the_download(
     words = [sys.executable, "-c", FULL_DISK, str(free), *CONVERT, "--no-verify"]
     run = forks.run(words, env=environment, cwd=work, capture_output=True, text=True)
     assert run.returncode == 1
-    assert "download and result need" in run.stderr
+    assert "download and result" in run.stderr
     assert "model.safetensors" not in hub.downloads()
     assert list(work.iterdir()) == []
     words[3] = str(2 * free)

@@ -23,6 +23,7 @@ from converter import convert, interrupts
 from converter.errors import OutputError
 from converter.result.staging import remove_leftovers, staged
 from tests.conftest import Pristine, Run, fingerprint
+from tests.messages import raises, says
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,7 +66,7 @@ def test_a_folder_moved_aside_is_back_before_out_is_looked_at(pristine: Pristine
     aside = tmp_path / ".out.ntk-convert-1-aa.old"
     aside.mkdir()
     (aside / "config.json").write_text("{}")
-    with pytest.raises(OutputError, match="exists and is not empty"):
+    with raises(OutputError, "not empty"):
         convert(pristine("bloom"), tmp_path / "out", scale=2, verify=False)
     assert names(tmp_path) == ["out"]
 
@@ -194,12 +195,13 @@ def test_a_source_that_a_second_path_leads_to(
     if done.returncode == 77 or done.stderr.startswith("unshare:"):
         pytest.skip("no bind mounts here")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: --out {out} and the source {source} overlap; name another folder\n"
+    assert done.stderr.count("\n") == 1
+    says(done.stderr, f"error: --out {out}", f"the source {source}", "name another folder")
     assert fingerprint(tmp_path) == before
 
 
 def test_a_mount_point_is_refused(pristine: Pristine) -> None:
-    with pytest.raises(OutputError, match="is a mount point"):
+    with raises(OutputError, "mount point"):
         convert(pristine("bloom"), "/proc", scale=2, overwrite=True)
 
 
@@ -218,5 +220,6 @@ def test_an_interruption_that_a_library_made_something_else_of(
     monkeypatch.setattr("converter.verification.verify", broken)
     done = run(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out")
     assert (done.code, done.out) == (1, "")
-    assert done.err.strip() == "error: interrupted; nothing was written"
+    assert done.err.strip().count("\n") == 0
+    says(done.err, "error: interrupted")
     assert names(tmp_path) == []

@@ -30,6 +30,7 @@ from converter.weights.transfer import TransferOptions, transfer
 from converter.weights.worker import START, rewrite_apart
 from tests import tiny
 from tests.conftest import Run, fingerprint, in_this_process
+from tests.messages import Words, raises, says
 
 ROOT = Path(__file__).parent.parent
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -61,8 +62,7 @@ def test_hard_links(make_source: Pristine, run: Command, tmp_path: Path) -> None
     done = run(source, "--scale", "2", "--out", out, "--hard-link", "--no-verify")
     assert done.code == 0, done.err
     shards = sorted(path.name for path in source.glob("*.safetensors"))
-    assert f"weights: {len(shards)} files hard-linked" in done.err
-    assert "so whether a weight is NaN or infinite was not checked" in done.err
+    says(done.err, f"{len(shards)} files hard-linked", "NaN or infinite was not checked")
     assert [(out / name).samefile(source / name) for name in shards] == [True] * len(shards)
     assert not (out / first.name).is_symlink()
     assert not (out / "config.json").samefile(source / "config.json")
@@ -87,7 +87,7 @@ def forbidden(*_: object) -> None:
     ("word", "name", "function", "made", "told"),
     [
         ("--link", "fcntl.ioctl", clone, "shared", "reflink"),
-        ("--link", "fcntl.ioctl", forbidden, "not shared", "cannot share disk space (--hard-link"),
+        ("--link", "fcntl.ioctl", forbidden, "not shared", "--hard-link"),
         ("--hard-link", "os.link", forbidden, "not linked", "cannot be linked"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_file_that_changed_is_not_shared(
 ) -> None:
     monkeypatch.setattr("fcntl.ioctl", clone if link == "reflink" else forbidden)
     (tmp_path / "a").write_bytes(b"12345")
-    with pytest.raises(SourceError, match="a changed while it was read"):
+    with raises(SourceError, "a changed"):
         link_file(tmp_path / "a", tmp_path / "b", 4, link)
     assert not (tmp_path / "b").exists()
 
@@ -214,12 +214,12 @@ def test_only_floating_point_changes_and_what_is_kept_stays(
 
 
 @pytest.mark.parametrize(
-    ("words", "value", "message"),
+    ("words", "value", "said"),
     [
-        (["--dtype", "fp16"], 7e4, "has values up to 7e+04, which float16 cannot hold; give another --dtype"),
-        (["--dtype", "bf16"], 3.4e38, "has values up to 3.4e+38, which bfloat16 cannot hold; give another"),
-        (["--dtype", "bf16"], float("nan"), "in model.safetensors has values that are NaN or infinite;"),
-        ([], float("-inf"), "in model.safetensors has values that are NaN or infinite;"),
+        (["--dtype", "fp16"], 7e4, ("7e+04", "float16", "another --dtype")),
+        (["--dtype", "bf16"], 3.4e38, ("3.4e+38", "bfloat16", "another --dtype")),
+        (["--dtype", "bf16"], float("nan"), ("model.safetensors", "NaN or infinite")),
+        ([], float("-inf"), ("model.safetensors", "NaN or infinite")),
     ],
 )
 def test_values_that_are_refused(
@@ -227,13 +227,13 @@ def test_values_that_are_refused(
     refused: Callable[..., str],
     words: list[str],
     value: float,
-    message: str,
+    said: Words,
 ) -> None:
     source = make_source("bloom")
     state = load_file(source / "model.safetensors")
     next(tensor for tensor in state.values() if tensor.dim() == 2)[1, 1] = value
     save_file(state, source / "model.safetensors", metadata={"format": "pt"})
-    assert message in refused(source, "--scale", "2", "--out", source.parent / "out", *words)
+    says(refused(source, "--scale", "2", "--out", source.parent / "out", *words), said)
 
 
 def test_a_repository_in_another_dtype(pristine: Pristine, run: Command, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_dtype_that_the_weights_have_is_no_conversion(
     assert "converted to" not in card
     assert "Weights, tokenizer" in card
     refused = run(tmp_path / "bf16", *words, "--out", tmp_path / "no", "--dtype", "fp16", "--hard-link")
-    assert "--dtype rewrites the weights" in refused.err
+    says(refused.err, "drop --dtype", "link")
     assert not (tmp_path / "no").exists()
 
 
@@ -380,7 +380,7 @@ def test_one_failure_stops_all(tmp_path: Path) -> None:
     out.mkdir()
     checkpoint = read_checkpoint(source)
     os.truncate(source / "model-00003-of-00200.safetensors", 900)
-    with pytest.raises(SourceError, match=r"model-00003-of-00200\.safetensors changed while it"):
+    with raises(SourceError, "model-00003-of-00200.safetensors changed"):
         transfer(checkpoint, source, out)
     assert len(names(out)) < 200
 
@@ -450,22 +450,22 @@ def damaged(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "error", "words"),
     [
-        (damaged, SourceError, r"a\.bin is damaged"),
+        (damaged, SourceError, ("a.bin", "damaged")),
         ({"target": "none/a"}, OSError, "No such file or directory"),
-        ({"expected": ["b"]}, SourceError, "lists the tensor 'b', but a.bin does not have"),
-        ({"dtype": "no dtype"}, RuntimeError, "^KeyError: 'no dtype'$"),
-        (lambda path: torch.save({"a": Hungry()}, path), SourceError, "a.bin takes far more memory than its"),
+        ({"expected": ["b"]}, SourceError, ("'b'", "a.bin")),
+        ({"dtype": "no dtype"}, RuntimeError, "KeyError: 'no dtype'"),
+        (lambda path: torch.save({"a": Hungry()}, path), SourceError, ("a.bin", "memory")),
     ],
 )
 def test_errors_of_the_process_are_those_of_the_run(
-    tmp_path: Path, simple: Path, change: Any, error: type[Exception], message: str
+    tmp_path: Path, simple: Path, change: Any, error: type[Exception], words: Words
 ) -> None:
     given: dict[str, Any] = {"target": "a", **(change if isinstance(change, dict) else {})}
     if callable(change):
         change(simple)
-    with pytest.raises(error, match=message) as raised:
+    with raises(error, words) as raised:
         rewrite_apart(simple, tmp_path / given.pop("target"), {**PLAIN, **given}, bool)
     assert not isinstance(raised.value, OSError) or raised.value.errno == errno.ENOENT
     assert not isinstance(raised.value, RuntimeError) or "Traceback" in str(raised.value.__cause__)
@@ -480,21 +480,21 @@ def test_a_bin_file_of_another_size(
     out.mkdir()
     checkpoint = read_checkpoint(source)
     change(source / "pytorch_model.bin")
-    with pytest.raises(SourceError, match=r"pytorch_model\.bin changed while it was read"):
+    with raises(SourceError, "pytorch_model.bin changed"):
         transfer(checkpoint, source, out)
 
 
 @pytest.mark.parametrize(
-    ("sent", "error", "message"),
+    ("sent", "error", "words"),
     [
-        (signal.SIGKILL, SourceError, "the process that rewrote pipe.bin was killed, perhaps for lack of"),
-        (signal.SIGBUS, SourceError, "pipe.bin was cut off while it was read"),
-        (signal.SIGSEGV, SourceError, "pipe.bin is damaged: the process that read it ended with code -11"),
-        (None, KeyboardInterrupt, None),
+        (signal.SIGKILL, SourceError, ("pipe.bin", "killed", "memory")),
+        (signal.SIGBUS, SourceError, "pipe.bin was cut off"),
+        (signal.SIGSEGV, SourceError, ("pipe.bin is damaged", "-11")),
+        (None, KeyboardInterrupt, ()),
     ],
 )
 def test_a_run_that_is_stopped_ends_the_process(
-    tmp_path: Path, started: list[Any], sent: Any, error: type[BaseException], message: str | None
+    tmp_path: Path, started: list[Any], sent: Any, error: type[BaseException], words: Words
 ) -> None:
     """It waits until it is killed, since nobody writes to its pipe."""
     os.mkfifo(tmp_path / "pipe.bin")
@@ -504,7 +504,7 @@ def test_a_run_that_is_stopped_ends_the_process(
             raise KeyboardInterrupt
         started[0].send_signal(sent)
 
-    with pytest.raises(error, match=message):
+    with raises(error, words):
         rewrite_apart(tmp_path / "pipe.bin", tmp_path / "never", PLAIN, stop)
     assert None not in [process.poll() for process in started]
 
@@ -558,5 +558,5 @@ def test_a_worker_runs_only_our_code(
     monkeypatch.chdir(source)
     convert(source, tmp_path / "out", scale=2, verify=False)
     assert not (tmp_path / "it-ran").exists()
-    with pytest.raises(SourceError, match="lists the tensor 'b'"):
+    with raises(SourceError, "'b'"):
         rewrite_apart(source / "pytorch_model.bin", tmp_path / "never", {**PLAIN, "expected": ["b"]}, bool)

@@ -21,6 +21,7 @@ from converter.verification import verify
 from tests import tiny
 from tests.conftest import edit_json
 from tests.dealt import dealt
+from tests.messages import Words, raises
 from tests.patched import (
     CHECKED,
     FAMILIES,
@@ -139,7 +140,7 @@ def test_a_model_that_runs_in_float32_only_is_caught(
         pytest.skip("transformers 4.57 loads every checkpoint as float32")
     mistaken("torch.promote_types(self.weight.dtype, torch.float32)", "torch.float32")
     folder = converted("baichuan", 4, dtype=torch.float64)
-    with pytest.raises(VerificationError, match="in float64, which transformers chooses"):
+    with raises(VerificationError, "float64"):
         run(folder, tmp_path / "source")
 
 
@@ -416,7 +417,7 @@ OLD = transformers.__version__.startswith("4.")
 NOT_TIED = "    backbone_class = NtkBloomModel\n    _tied_weights_keys"
 WRONG_LOADING: dict[str, tuple[str, Mistakes]] = {
     # What ``from_pretrained`` and ``generate`` make of code that the other checks find right.
-    "'lm_head.weight' (has no values|is not tied|has other values|is reported under missing_keys)": {
+    "'lm_head.weight'": {
         "tie-not-made": (NOT_TIED, NOT_TIED.replace("\n", "\n    tie_weights = lambda *_, **__: None\n", 1)),
         "tied-to-another": (
             '{"lm_head.weight": "transformer.word_embeddings.weight"}\n\n\nclass NtkBloom',
@@ -429,7 +430,7 @@ WRONG_LOADING: dict[str, tuple[str, Mistakes]] = {
             "    _validate_model_kwargs = None\n\n    def project(self",
         )
     },
-    "must cover the cached ones too": {
+    "cover the cached ones": {
         "cache-dropped": (
             "return self.base_model(",
             "return [inputs.pop(name, 0) for name in ('cache', 'past_key_values')] and self.base_model(",
@@ -491,26 +492,26 @@ def other_words(folder: Path) -> None:
 
 
 OWN_CONFIG = {"AutoConfig": "configuration_ntk_bloom.NtkBloomConfig"}
-WRONG_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "another config": (other_config, "reads another .* remove configuration_files from config.json"),
+WRONG_FILES: dict[str, tuple[Callable[[Path], Any], Words]] = {
+    "another config": (other_config, ("reads another", "remove configuration_files from config.json")),
     "other weights": (other_weights, "remove transformers_weights from config.json"),
     "weights that are not there": (
         keys(transformers_weights="other.safetensors"),
-        "the result does not load .* remove transformers_weights",
+        ("does not load", "remove transformers_weights"),
     ),
-    "no auto_map": (mapped(None), "auto_map in config.json does not lead to NtkBloomForCausalLM"),
+    "no auto_map": (mapped(None), ("auto_map in config.json", "NtkBloomForCausalLM")),
     "another class in auto_map": (
         mapped({**OWN_CONFIG, "AutoModelForCausalLM": "modeling_ntk_bloom.NtkBloomModel"}),
-        "auto_map in config.json does not lead to NtkBloomForCausalLM",
+        ("auto_map in config.json", "NtkBloomForCausalLM"),
     ),
     "a window": (keys(sliding_window=8, layer_types=["sliding_attention"] * 2), "remove sliding_window"),
     "a wide window": (keys(sliding_window=4096), "remove sliding_window"),
-    "not causal": (keys(is_causal=False), "attention differs|those of stock"),
+    "not causal": (keys(is_causal=False), "differ"),
     "a damaged tokenizer": (
         lambda folder: (folder / "tokenizer.json").write_text("{"),
-        "the result's tokenizer does not load",
+        ("tokenizer", "does not load"),
     ),
-    "another tokenizer": (other_words, "the result's tokenizer gives 'w5 w6' the ids"),
+    "another tokenizer": (other_words, ("tokenizer", "'w5 w6'")),
 }
 
 
@@ -518,37 +519,37 @@ WRONG_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_files_that_load_as_something_else_are_caught(converted: Convert, tmp_path: Path, case: str) -> None:
     if OLD and case == "not causal":
         pytest.skip("transformers 4.57 does not read this key")
-    change, message = WRONG_FILES[case]
+    change, words = WRONG_FILES[case]
     folder = converted("bloom", 4)
     change(folder)
-    with pytest.raises(VerificationError, match=message) as raised:
+    with raises(VerificationError, words) as raised:
         run(folder, tmp_path / "source")
     assert "\n" not in str(raised.value)
 
 
 BIAS = "transformer.h.{}.mlp.dense_h_to_4h.bias"
 NORM = "transformer.ln_f.weight"
-WRONG_TENSORS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
+WRONG_TENSORS: dict[str, tuple[Callable[[Tensors], Any], Words]] = {
     "stored twice": (
         lambda tensors: tensors.update({"ln_f.weight": tensors[NORM] + 1}),
-        rf"'{NORM}' is stored twice",
+        (f"'{NORM}'", "twice"),
     ),
-    "dropped": (lambda tensors: tensors.pop(BIAS.format(1)), f"'{BIAS.format(1)}' is missing"),
+    "dropped": (lambda tensors: tensors.pop(BIAS.format(1)), (f"'{BIAS.format(1)}'", "missing")),
     "of another layer": (
         lambda tensors: tensors.update({BIAS.format(2): torch.zeros(4)}),
-        "config.json says 2 layers, but the weights have 3",
+        ("config.json says 2 layers", "have 3"),
     ),
     "added": (
         lambda tensors: tensors.update({"transformer.h.1.mlp.more.bias": torch.zeros(4)}),
-        "'transformer.h.1.mlp.more.bias' is left over",
+        ("'transformer.h.1.mlp.more.bias'", "left over"),
     ),
     "reshaped": (
         lambda tensors: tensors.update({NORM: torch.zeros(5)}),
-        rf"'{NORM}' has shape \[5\], not \[96\]",
+        (f"'{NORM}'", "[5]", "[96]"),
     ),
     "zeros": (
         lambda tensors: [tensor.zero_() for tensor in tensors.values()],
-        r"is not a number: the tensor '\S+' holds zeros only",
+        ("not a number", "zeros only"),
     ),
     "huge": (lambda tensors: [tensor.mul_(1e38) for tensor in tensors.values()], "has values up to"),
 }
@@ -557,9 +558,9 @@ WRONG_TENSORS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
 @pytest.mark.parametrize("case", WRONG_TENSORS)
 def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, case: str) -> None:
     """The source is wrong, so this runs the whole pipeline."""
-    change, message = WRONG_TENSORS[case]
+    change, words = WRONG_TENSORS[case]
     source = change_tensors(tiny.FACTORIES["bloom"](tmp_path / "source", 12), change)
-    with pytest.raises(VerificationError, match=message):
+    with raises(VerificationError, words):
         convert(source, tmp_path / "out", scale=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
@@ -588,7 +589,7 @@ def test_every_factor_that_is_accepted_is_measured(tmp_path: Path, family: str) 
     source = (tiny.FACTORIES | tiny.ENCODERS)[family](tmp_path / "source", 12)
     too_large: list[dict[str, Any]] = [{"scale": 1e9}, {"dynamic": "position", "rate": 1e9}]
     for options in too_large:
-        with pytest.raises(UsageError, match=r"1e\+09 makes slopes .* give at most \d+$") as error:
+        with raises(UsageError, "1e+09", "give at most") as error:
             convert(source, tmp_path / "new", train_length=64, **options)
         largest = int(str(error.value).split()[-1])
         kind = next(reversed(options))
@@ -628,16 +629,18 @@ def test_an_option_that_the_stock_class_refuses_skips_only_that_check(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "said"),
+    ("name", "key", "words"),
     [
-        ("bloom", "initializer_range", r"does not run with this config.json \(\w+Error: "),
-        *((name, "id2label", "id2label does not give numbers names") for name in (*FAMILIES, *tiny.ENCODERS)),
+        ("bloom", "initializer_range", ("does not run", "config.json", "Error: ")),
+        *((name, "id2label", "id2label") for name in (*FAMILIES, *tiny.ENCODERS)),
     ],
 )
-def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, name: str, key: str, said: str) -> None:
+def test_a_value_that_no_model_can_have_is_one_line(
+    tmp_path: Path, name: str, key: str, words: Words
+) -> None:
     source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", 4)
     edit_json(source / "config.json", {key: "nonsense"})
-    with pytest.raises((SourceError, VerificationError), match=said) as failure:
+    with raises((SourceError, VerificationError), words) as failure:
         convert(source, tmp_path / "out", scale=2)
     assert "\n" not in str(failure.value)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
@@ -650,7 +653,7 @@ def test_a_version_that_lacks_something_is_no_fault_of_the_config(
     slopes = "    slopes = [2.0 ** (-bias_max * i / whole) for i in range(1, whole + 1)]\n"
     mistaken(slopes, f"{slopes}    math.no_such_name\n")
     source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", 4)
-    with pytest.raises(VerificationError, match=r"AttributeError: .*, or install another version of tr"):
+    with raises(VerificationError, "AttributeError", "install another version of transformers"):
         convert(source, tmp_path / "out", scale=2)
 
 
@@ -673,7 +676,7 @@ def test_weights_that_are_not_numbers_are_caught(
     change_tensors(source, lambda tensors: tensors.update(mask))
     assert convert(source, tmp_path / "out", scale=2, **options).checks
     change_tensors(source, lambda tensors: tensors[name][-1, -1].fill_(-torch.inf))
-    with pytest.raises(SourceError, match=rf"^the tensor {name!r} in \S+ has values that are NaN"):
+    with raises(SourceError, repr(name), "NaN"):
         convert(source, tmp_path / "refused", scale=2, **options)
     assert not (tmp_path / "refused").exists()
     assert not convert(source, tmp_path / "kept", scale=2, verify=False, **options).checks

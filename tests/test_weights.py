@@ -36,6 +36,7 @@ from converter.weights.transfer import TransferOptions, transfer
 from tests import tiny
 from tests.conftest import Run, edit_json, in_this_process
 from tests.dealt import dealt
+from tests.messages import Words, raises
 from tests.tiny.rotary import rotary
 
 
@@ -100,8 +101,8 @@ def test_values_that_are_not_finite_are_found(
     ]
     scan = Scan(found, "file", re.compile(r"masked_bias$"), "what to do")
     wrong = "abc"[at // 20] if not number.isfinite() and at // 20 != 1 else None
-    message = rf"^the tensor '{wrong}' in file has values that are NaN or infinite; what to do$"
-    with pytest.raises(SourceError, match=message) if wrong else nullcontext():
+    words = (f"'{wrong}'", "file", "NaN or infinite", "what to do")
+    with raises(SourceError, words) if wrong else nullcontext():
         for size in itertools.cycle(sizes):
             scan(memoryview(data[:size]))
             data = data[size:]
@@ -115,7 +116,7 @@ def test_values_of_a_bin_that_are_not_finite(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "a.bin")
     rewrite(tmp_path / "a.bin", tmp_path / "a", ignored=re.compile("masked_bias$"))
     torch.save({**state, "b": torch.tensor([0.0, math.nan])}, tmp_path / "b.bin")
-    with pytest.raises(SourceError, match=r"^the tensor 'b' in b\.bin has values that are NaN or infinite;"):
+    with raises(SourceError, "'b'", "b.bin", "NaN or infinite"):
         rewrite(tmp_path / "b.bin", tmp_path / "b", ignored=re.compile("masked_bias$"))
 
 
@@ -304,7 +305,7 @@ def test_code_in_a_pickle_does_not_run(
     source = save_bin(tmp_path / "in", state, _use_new_zipfile_serialization=form == "zip")
     if form == "plain pickle":
         (source / "pytorch_model.bin").write_bytes(pickle.dumps(state["b"]))
-    with pytest.raises(SourceError, match=r"pytorch_model\.bin (is damaged or )?holds more than tensors"):
+    with raises(SourceError, "pytorch_model.bin", "holds more than tensors"):
         convert_weights(source, tmp_path / "out")
     assert not (tmp_path / "it-ran").exists()
 
@@ -312,34 +313,33 @@ def test_code_in_a_pickle_does_not_run(
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({"state_dict": {"a": torch.ones(1)}}, "'state_dict' is a dict"),
-        ({3: torch.ones(1)}, "3 is a Tensor, not a tensor with a text name"),
+        ({"state_dict": {"a": torch.ones(1)}}, ("'state_dict'", "dict")),
+        ({3: torch.ones(1)}, ("3 is a Tensor", "text name")),
         ([torch.ones(1)], "holds a list"),
         ({"a": torch.ones(2, 2).to_sparse()}, "'a' is a torch.sparse_coo"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
         ({"a": torch.ones(2, device="meta")}, "'a' is a"),
         ({"a": torch.ones(2, dtype=torch.complex64).conj().imag}, "negated torch.float32"),
         ({"a": torch.ones((1,) * 20)}, "of 20 dimensions"),
-        ({"a\nb": torch.ones(1)}, r"'a\nb' is not a valid tensor name"),
-        ({"__metadata__": torch.ones(1)}, "'__metadata__' is not a valid tensor name"),
-        ({"a" * 1000: torch.ones(1)}, "aaa... is not a valid tensor name"),
+        ({"a\nb": torch.ones(1)}, (r"'a\nb'", "tensor name")),
+        ({"__metadata__": torch.ones(1)}, ("'__metadata__'", "tensor name")),
+        ({"a" * 1000: torch.ones(1)}, ("aaa...", "tensor name")),
         # They would fill the disk.
         (
             {str(n): torch.zeros(1).expand(1 << 40) for n in range(3)},
-            "would take 13194139533312 when written; at most 8 times",
+            ("13194139533312", "8 times"),
         ),
         # A whole file, cut off after so many bytes.
-        (0, "pytorch_model.bin is empty; download"),
-        *((keep, "pytorch_model.bin is damaged") for keep in (3, 1000, -1)),
+        (0, ("pytorch_model.bin", "empty", "download")),
+        *((keep, ("pytorch_model.bin", "damaged")) for keep in (3, 1000, -1)),
     ],
 )
-def test_what_is_no_state_dict(tmp_path: Path, state: object, words: str) -> None:
+def test_what_is_no_state_dict(tmp_path: Path, state: object, words: Words) -> None:
     path = save_bin(tmp_path / "in", STATE if isinstance(state, int) else state) / "pytorch_model.bin"
     if isinstance(state, int):
         path.write_bytes(path.read_bytes()[:state])
-    with pytest.raises(SourceError) as error:
+    with raises(SourceError, words) as error:
         convert_weights(tmp_path / "in", tmp_path / "out")
-    assert words in str(error.value)
     assert str(error.value).isprintable()
 
 
@@ -348,7 +348,7 @@ def test_a_tensor_in_two_bins(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     torch.save({"a": torch.ones(1)}, tmp_path / "s0.bin")
     torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "s1.bin")
-    with pytest.raises(SourceError, match=r"'a' is in both s0\.bin and s1\.bin"):
+    with raises(SourceError, "'a'", "s0.bin", "s1.bin"):
         convert_weights(tmp_path, tmp_path / "out")
 
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from converter.vllm_plugin import register, versions
+from tests.messages import raises, says
 from tests.vllm.engines import converted_tiny, engine
 
 Refused = Callable[..., str]
@@ -35,19 +36,17 @@ def refused(tmp_path: Path) -> Refused:
 
 
 def test_length_dynamic_scaling(refused: Refused) -> None:
-    assert "convert the model with --dynamic position, or with --scale" in refused("ntk-length")
+    says(refused("ntk-length"), "--dynamic position", "--scale")
 
 
 def test_texts_too_long_for_a_concave_penalty_in_float16(refused: Refused) -> None:
     message = refused("concave", dtype="float16", max_model_len=1024)
-    assert "not for 1024" in message
-    assert "bfloat16" in message
+    says(message, "1024", "bfloat16")
 
 
 def test_a_quantised_cache_with_positions_in_the_keys(refused: Refused) -> None:
     message = refused("ntk-position", kv_cache_dtype="fp8")
-    assert "a cache of type fp8 would round the positions" in message
-    assert "drop --kv-cache-dtype" in message
+    says(message, "fp8", "positions", "drop --kv-cache-dtype")
 
 
 @pytest.mark.parametrize("backend", [AttentionBackendEnum.FLASHINFER, AttentionBackendEnum.FLEX_ATTENTION])
@@ -56,32 +55,28 @@ def test_a_backend_that_ignores_slopes(refused: Refused, backend: AttentionBacke
     chosen = SimpleNamespace(get_name=lambda: backend.name)
     with mock.patch("converter.vllm_plugin.attention.get_attn_backend", return_value=chosen):
         message = refused("ntk")
-    assert f"the attention backend {backend.name} is not known to honour ALiBi slopes" in message
-    assert "--attention-backend TRITON_ATTN or FLASH_ATTN" in message
+    says(message, backend.name, "ALiBi slopes", "--attention-backend TRITON_ATTN or FLASH_ATTN")
 
 
 def test_another_model_s_class(refused: Refused) -> None:
     message = refused("ntk", hf_overrides={"architectures": ["BloomForCausalLM"]})
-    assert "cannot serve this converted model as BloomForCausalLM" in message
-    assert "If --hf-overrides names architectures, drop that" in message
+    says(message, "BloomForCausalLM", "--hf-overrides", "architectures", "drop that")
 
 
 def test_another_model_s_type(refused: Refused) -> None:
     changes = {"model_type": "bloom", "architectures": ["BloomForCausalLM"]}
-    assert "--hf-overrides names the model_type bloom; drop that" in refused("ntk", hf_overrides=changes)
+    says(refused("ntk", hf_overrides=changes), "--hf-overrides", "model_type bloom", "drop that")
 
 
 def test_weights_that_are_stored_quantised(refused: Refused) -> None:
     stored = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
     message = refused("ntk", hf_overrides=stored, dtype="bfloat16")
-    assert "vLLM cannot load a converted model whose weights are stored quantised" in message
-    assert "--quantization fp8_per_channel" in message
+    says(message, "stored quantised", "--quantization fp8_per_channel")
 
 
 def test_vllm_s_own_way_to_run_a_repository_s_code(refused: Refused) -> None:
     message = refused("ntk", model_impl="transformers", trust_remote_code=True)
-    assert "vLLM cannot run this code" in message
-    assert "pip install . in a clone of ntk-convert" in message
+    says(message, "vLLM", "pip install . in a clone of ntk-convert")
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.34.0"])
@@ -90,7 +85,7 @@ def test_another_version_of_vllm(tmp_path: Path, version: str) -> None:
     try:
         with mock.patch("vllm.__version__", version):
             register()
-        with pytest.raises(ValueError, match=f"this is vLLM {version};") as error:
+        with raises(ValueError, f"vLLM {version}") as error:
             AutoConfig.from_pretrained(folder)
         assert "\n" not in str(error.value)
     finally:

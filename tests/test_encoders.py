@@ -162,16 +162,8 @@ def test_other_attention_functions_are_refused(
     ids, mask = batch(rows=2, length=20)
     model = load(converted(name))
     right = model(ids, attention_mask=mask).logits
-<<<<<<< HEAD
     flash = ("flash_attention_3", "kernels-community/flash-attn3", "paged|flash_attention_2")
     for function in (*flash, "sdpa_paged", "paged|eager", "mine"):
-        message = (
-            f'"{re.escape(function)}"` is not supported, because it cannot .*; use one of: sdpa, eager, fl'
-        )
-=======
-    flash = ("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn")
-    for function in (*flash, "flex_attention", "sdpa_paged", "paged|eager", "mine"):
->>>>>>> helper-tests
         with suppress(ValueError, ImportError):
             model.set_attn_implementation(function)
             assert model.config._attn_implementation != "sdpa"
@@ -193,14 +185,6 @@ def test_what_else_is_given_beside_tokens(converted: Convert, name: str) -> None
         assert torch.equal(model(ids, position_ids=positions).logits, plain)
     for positions in (torch.arange(20)[None], (mask.cumsum(-1) - 1).clamp(min=0)):
         assert torch.equal(model(ids, attention_mask=mask, position_ids=positions).logits, padded)
-<<<<<<< HEAD
-=======
-    packed = DataCollatorWithFlattening()([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])
-    with raises(ValueError, "one text in a row", "pad the texts"):
-        model(**packed)
-    with pytest.raises(TypeError, match="'cu_seq_lens_q'"):
-        model(ids, cu_seq_lens_q=torch.tensor([0, 20]))
->>>>>>> helper-tests
     types = torch.zeros_like(ids)
     assert torch.equal(model(ids, attention_mask=mask, token_type_ids=types).logits, padded)
     other = model(ids, attention_mask=mask, token_type_ids=types + 1).logits

@@ -187,8 +187,8 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
             "lowest-digit": ("positions % BASE / BASE", "positions % BASE / 128"),
             "cached-positions": ("new + seen, quantised", "new, quantised"),
             "cache": (
-                "room[..., seen : seen + new, :] = states",
-                "room[..., : seen + new, :][..., -new - (seen > 0) :, :][..., :new, :] = states",
+                "room[..., seen : seen + new, : states.shape[-1]] = states",
+                "room[..., seen - (seen > 0) : seen - (seen > 0) + new, : states.shape[-1]] = states",
             ),
         },
     ),

@@ -19,7 +19,7 @@ SENTENCE, PAIR = '"A sentence."', '{"text": "A question?", "text_pair": "A text 
 USES = {
     "text-generation": """\
 inputs = tokenizer("Once upon a time", return_tensors="pt")
-# On a GPU, cache_implementation="static" compiles decoding into one graph, which is faster for long outputs.
+# On a GPU, cache_implementation="static" compiles decoding into one graph: less work for the processor.
 output = model.generate(**inputs, max_new_tokens=50)
 print(tokenizer.decode(output[0], skip_special_tokens=True))""",
     "feature-extraction": """\

@@ -33,7 +33,7 @@ CONVERSIONS: dict[str, dict[str, Any]] = {
     "concave": {"method": "concave"},
 }
 """Side -> how it is converted, beside the trained length."""
-PROMPT, WARM_UP_TOKENS = 64, 8
+PROMPT = 64
 VIEWS = (
     *("_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "expand", "lift_fresh", "permute"),
     *(
@@ -153,8 +153,8 @@ def main(family: str, tokens: int, repeats: int, write: bool, **sizes: Any) -> N
     sections = [
         f"{family}, {setup.layers} layers, {setup.heads} heads x {setup.head_dim}, a row of {PROMPT} tokens "
         f"and {tokens} new ones, one CPU thread. *Operations* are those of a pass for one token that compute "
-        "something. Times are milliseconds of the processor for each token of `generate`, medians of "
-        f"{repeats} turns; *x* compares with stock's first.",
+        "something. Times are milliseconds of the processor for each token of `generate`, the prompt "
+        f"included, medians of {repeats} turns; *x* compares with stock's first.",
         report.table(["side", "operations", "ms", "x", "one graph, ms", "x"], rows),
     ]
     title = f"What a processor does for a token: {family}"

@@ -421,9 +421,17 @@ def sdpa_kernels(device: torch.device, queries: int) -> AbstractContextManager:
     """
     if device.type != "cuda" or torch.is_grad_enabled() or queries >= CUDNN_QUERIES:
         return nullcontext()
-    if torch.compiler.is_compiling() or cuda.cudnn_sdp_enabled():
+    if torch.compiler.is_compiling():  # which cannot see what is allowed
         return sdpa_kernel(KERNELS_WITHOUT_CUDNN)
-    return nullcontext()
+    if not cuda.cudnn_sdp_enabled():
+        return nullcontext()
+    allowed = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
+    kernels = [
+        kernel for kernel, is_allowed in zip(KERNELS_WITHOUT_CUDNN, allowed, strict=True) if is_allowed
+    ]
+    if not kernels:  # nothing but cuDNN's
+        return nullcontext()
+    return sdpa_kernel(kernels)
 
 
 def is_traced() -> bool:

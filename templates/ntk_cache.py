@@ -56,6 +56,8 @@ class GrowingLayer(DynamicLayer):
             missing = key_states.shape[-1] - value_states.shape[-1]
             self.keys, self.values = key_states, F.pad(value_states, (0, missing))
             return self.keys, self.values
+        if key_states.shape[0] != self.keys.shape[0]:  # transformers' method says what is wrong
+            return super().update(key_states, value_states, *args, **kwargs)
         if not self.has_room(seen + new):
             self.room = self.make_room(seen + new)
         for room, states in zip(self.room, (key_states, value_states), strict=True):

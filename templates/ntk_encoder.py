@@ -164,7 +164,7 @@ class AlibiEncoder:
     layer_class: type
     gradient_checkpointing = False
     zero_padding = False
-    """Whether the backbone sets the hidden states of padded tokens to 0."""
+    """Whether the hidden states of padded tokens are 0 even where padding is not left out."""
 
     def __init__(self, config: Any, add_pooling_layer: bool | None = None):
         super().__init__(config)
@@ -243,7 +243,13 @@ class AlibiEncoder:
             inputs_embeds = self.get_input_embeddings()(input_ids)
         hidden_states = self.prepare_embeddings(inputs_embeds, token_type_ids)
         plans = plan_symmetric_attention(
-            self.alibi, attention, hidden_states, attention_mask, position_ids, kwargs.get("cu_seq_lens_q")
+            self.alibi,
+            attention,
+            hidden_states,
+            attention_mask,
+            position_ids,
+            kwargs.get("cu_seq_lens_q"),
+            self.training,
         )
         texts, real = plans[0].texts, plans[0].real
         if len(plans) == 1:
@@ -260,7 +266,7 @@ class AlibiEncoder:
                 all_attentions.append(weights)
         hidden_states = in_rows(self.final_norm(hidden_states), texts)
         if self.zero_padding and real is not None:
-            hidden_states = hidden_states.masked_fill(~real[..., None], 0.0)
+            hidden_states = hidden_states.masked_fill(~real[..., None].to(hidden_states.device), 0.0)
         if output_hidden_states:
             all_hidden_states.append(hidden_states)
 

@@ -51,7 +51,7 @@ class AttentionPlan(NamedTuple):
     processes: Any
     """The ``DeviceMesh`` of the processes that share the heads; None if all heads are here."""
     cache_has_zeros: bool = False
-    """Whether the cache itself adds to values the zeros that they need beside folded keys."""
+    """Folded keys are wider than values, which need as many zeros. Whether the cache has them already."""
 
 
 def plan_attention(

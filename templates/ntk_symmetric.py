@@ -5,9 +5,10 @@
 |i - j| cannot be folded into the dot product, as ntk_alibi.py does for causal ALiBi. These functions of
 ``attn_implementation`` compute it:
 
-* ``sdpa`` and ``eager``: rows of one text each, with padding. In inference, ``sdpa`` leaves the padding out
-  where it is at the ends of rows.
-* ``flash_attention_2`` and ``flex_attention``: the texts one after another, without padding.
+* ``sdpa`` and ``eager``: rows of one text each, with padding. Outside training, ``sdpa`` leaves the padding
+  out where it is at the ends of rows.
+* ``flash_attention_2`` and ``flex_attention``: the texts one after another, without padding. So does ``sdpa``
+  where a row holds several texts.
 
 Where each of them is: ntk_symmetric_sdpa.py, ``eager_attention`` below, and ntk_texts.py.
 
@@ -23,7 +24,16 @@ from torch import nn
 
 from .ntk_alibi import Alibi, is_traced
 from .ntk_symmetric_sdpa import distance_bias, sdpa_attention
-from .ntk_texts import Texts, find_texts, flash_attention, flex_attention, padded, text_by_text, text_mask
+from .ntk_texts import (
+    LARGEST_SHARE,
+    Texts,
+    find_texts,
+    flash_attention,
+    flex_attention,
+    in_padded_rows,
+    text_by_text,
+    text_mask,
+)
 
 
 class SymmetricPlan(NamedTuple):
@@ -37,7 +47,7 @@ class SymmetricPlan(NamedTuple):
     query_factors: torch.Tensor | None
     """What to multiply queries by, float32 [1 or B, H, 1 or L]; None without temperatures."""
     real: torch.Tensor | None
-    """bool [B, L], False for padded tokens; None if there are none, or the texts are without padding."""
+    """bool [B, L], False for padded tokens; None if there are none, or they were left out."""
     texts: Texts | None
     """Where the texts are, if they are without padding; None for rows."""
     text_mask: Any
@@ -53,6 +63,7 @@ def plan_symmetric_attention(
     attention_mask: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
     cu_seq_lens: torch.Tensor | None = None,
+    training: bool = False,
 ) -> list[SymmetricPlan]:
     """Prepares this forward pass: one plan for all layers, or one per layer if their slopes differ.
 
@@ -65,33 +76,32 @@ def plan_symmetric_attention(
         attention_mask: [B, L], 1 for real and 0 for padded tokens; None means no padding.
         position_ids: int64 [B or 1, L]. Where they start again at 0, another text starts.
         cu_seq_lens: [texts + 1], where texts start and the last one ends, as the positions say, too.
+        training: whether the model is in training mode.
 
     Raises:
-        ValueError: the mask has another shape; the positions jump, or disagree with ``cu_seq_lens``; the
-            attention function does not work with these rows, this scaling or in a graph.
+        ValueError: the mask or the positions have another shape; the positions jump, disagree with
+            ``cu_seq_lens``, or are given in a graph, which cannot look at them; the attention function does
+            not work with these rows, this scaling or in a graph.
     """
-    rows, length = hidden_states.shape[:2]
     real = real_tokens(attention_mask, hidden_states)
     starts = None
-    if position_ids is not None and not is_traced():
-        starts = text_starts(position_ids.to(hidden_states.device).expand(rows, -1), real)
+    if position_ids is not None:
+        starts = text_starts(checked_positions(position_ids, hidden_states), real)
     elif cu_seq_lens is not None:
-        raise ValueError(
-            "cu_seq_lens_q needs position_ids, which start again at 0 with every text, and no compiled model"
-        )
-    has_several = starts is not None or cu_seq_lens is not None
-    texts = texts_without_padding(implementation, hidden_states, real, starts, has_several)
+        raise ValueError("cu_seq_lens_q needs position_ids, which start again at 0 with every text")
+    is_packed = starts is not None or cu_seq_lens is not None
+    texts = texts_without_padding(implementation, hidden_states, real, starts, is_packed, training)
     if cu_seq_lens is not None and texts.bounds.tolist() != cu_seq_lens.tolist():
         raise ValueError("cu_seq_lens_q and position_ids disagree about where texts start")
 
     mask = None
     if texts is None:
-        positions = torch.arange(length, device=hidden_states.device)[None]
+        positions = torch.arange(hidden_states.shape[1], device=hidden_states.device)[None]
         if real is not None:
             positions = (real.cumsum(-1) - 1).clamp(min=0)
         slopes, factors = alibi.slopes_at(positions), alibi.query_factors(positions)
     else:
-        real = None
+        real = None  # no padded token is left
         slopes, factors = text_slopes(alibi, texts)
         if implementation == "flex_attention":
             mask = text_mask(texts)
@@ -122,6 +132,19 @@ def real_tokens(attention_mask: torch.Tensor | None, hidden_states: torch.Tensor
     return attention_mask.to(device=hidden_states.device, dtype=torch.bool)
 
 
+def checked_positions(position_ids: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+    """The caller's positions, int64 [B, L]; a ValueError for another shape, or in a graph."""
+    if is_traced():
+        raise ValueError(
+            "a compiled or traced encoder takes no position_ids, since it cannot look whether a row holds "
+            "several texts; leave them out"
+        )
+    rows, length = hidden_states.shape[:2]
+    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != length:
+        raise ValueError(f"position_ids must be [{rows}, {length}], got {list(position_ids.shape)}")
+    return position_ids.to(hidden_states.device).expand(rows, -1)
+
+
 def text_starts(position_ids: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor | None:
     """bool [B, L]: where a second text of a row, or a later one, starts; None if each row is one text.
 
@@ -130,18 +153,25 @@ def text_starts(position_ids: torch.Tensor, real: torch.Tensor | None) -> torch.
         real: bool [B, L], False for padded tokens; None without padding.
 
     Raises:
-        ValueError: positions neither rise by one nor start again at 0.
+        ValueError: positions neither rise by one from token to token nor start again at 0. They may rise by
+            more where padding is in between.
     """
-    jumps = position_ids.diff() != 1
-    if real is not None:
-        jumps = jumps & real[:, 1:] & real[:, :-1]
+    if real is None:
+        real = torch.ones_like(position_ids, dtype=torch.bool)
+    slots = torch.arange(real.shape[1], device=real.device)
+    # The slot of the last real token before each token; -1 if there is none.
+    before = torch.where(real, slots, -1).cummax(-1).values
+    before = F.pad(before[:, :-1], (1, 0), value=-1)
+    rise = position_ids - position_ids.gather(1, before.clamp(min=0))
+    is_next = (rise == 1) | ((rise > 1) & (before < slots - 1))
+    jumps = real & (before >= 0) & ~is_next
     if not jumps.any():
         return None
-    if (jumps & (position_ids[:, 1:] != 0)).any():
+    if (jumps & (position_ids != 0)).any():
         raise ValueError(
             "position_ids must rise by one from token to token, or start again at 0 with another text"
         )
-    return F.pad(jumps, (1, 0))
+    return jumps
 
 
 def texts_without_padding(
@@ -149,29 +179,32 @@ def texts_without_padding(
     hidden_states: torch.Tensor,
     real: torch.Tensor | None,
     starts: torch.Tensor | None,
-    has_several: bool,
+    is_packed: bool,
+    training: bool,
 ) -> Texts | None:
     """The texts, if this pass computes them without padding; None if it computes rows.
 
-    ``sdpa`` leaves padding out in inference, where it can: not in a graph, which is for any rows, and not for
-    rows with padding before or between their tokens. The other functions cannot do without.
+    ``sdpa`` leaves padding out where it can: not in training, where dropout would differ between a pass with
+    gradients and one without; not in a graph, which is for any rows; and not for rows with padding before or
+    between their tokens. Packed rows, and the other functions, have no other way.
 
     Args:
         real: bool [B, L], False for padded tokens; None without padding.
         starts: from ``text_starts``.
-        has_several: whether a row may hold several texts.
+        is_packed: whether the caller says where texts start, which may be several in a row.
+        training: whether the model is in training mode.
 
     Raises:
         ValueError: the attention function cannot compute these rows.
     """
     if implementation == "eager":
-        if has_several:
+        if is_packed:
             raise ValueError(
                 "attention weights and eager attention are for one text in a row; use sdpa for several"
             )
         return None
-    if implementation == "sdpa" and not has_several:
-        if real is None or is_traced() or torch.is_grad_enabled():
+    if implementation == "sdpa" and not is_packed:
+        if real is None or training or is_traced() or torch.is_grad_enabled():
             return None
         return find_texts(real, None)
 
@@ -182,8 +215,8 @@ def texts_without_padding(
     texts = find_texts(real, starts)
     if texts is None:
         raise ValueError(
-            f"{implementation} takes rows with padding at their ends only; pad on the right, or use sdpa for "
-            "rows of one text each"
+            f"{implementation} takes rows with padding at their ends only here; pad on the right, or use "
+            "sdpa and one text in a row"
         )
     return texts
 
@@ -267,9 +300,11 @@ def attend_without_padding(
         return flex_attention(*states, plan.texts, plan.text_mask)
     if plan.implementation != "sdpa":
         return flash_attention(plan.implementation, *states, dropout, plan.texts)
-    if query.device.type == "cpu":
-        return text_by_text(*states, dropout, plan.texts)
-    return padded(*states, dropout, plan.texts, plan.biases)
+    texts = plan.texts
+    places = len(texts.spans) * texts.longest
+    if query.device.type == "cpu" or places > LARGEST_SHARE * query.shape[2]:
+        return text_by_text(*states, dropout, texts)
+    return in_padded_rows(*states, dropout, texts, plan.biases)
 
 
 def eager_attention(

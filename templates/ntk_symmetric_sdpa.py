@@ -109,7 +109,8 @@ def blockwise_attention(
             )
 
     size = slopes.shape[0] * slopes.shape[1] * length**2 * query.element_size()
-    keeps_biases = biases is not None and not torch.is_grad_enabled() and size <= LARGEST_KEPT
+    needs_none = torch.compiler.is_compiling() or torch.is_grad_enabled()
+    keeps_biases = not needs_none and biases is not None and size <= LARGEST_KEPT
     outputs = []
     for start in range(0, length, block):
         queries = query[:, :, start : start + block]

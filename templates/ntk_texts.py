@@ -3,7 +3,7 @@
 """The texts of a batch one after another, without padding, and attention over them.
 
 A batch of rows with padding at their ends is packed once, before the first layer, and goes back into rows
-after the last one. No layer then computes a padded token:
+after the last one. In between, nothing computes a padded token but attention on accelerators:
 
     rows     a a a . .      packed     a a a b b b b b c      bounds     0 3 8 9
              b b b b b
@@ -15,21 +15,26 @@ Shapes below: N tokens in all, H heads, D head size.
 """
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.integrations.flex_attention import compile_friendly_flex_attention
 from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 
 from .ntk_symmetric_sdpa import sdpa_attention
 
+# On accelerators, texts go into rows with padding if these have at most so many places for each token.
+LARGEST_SHARE = 4
+# The side of the blocks in which flex_attention skips keys, in tokens.
+FLEX_BLOCK = 128
+
 
 class Texts(NamedTuple):
     """Where the texts are, in their rows and packed."""
 
-    rows: tuple[int, int]
+    shape: tuple[int, int]
     """Number of rows, and of the tokens in each."""
     slots: torch.Tensor
     """int64 [N]: the places of the tokens in the rows, one row after another."""
@@ -37,27 +42,14 @@ class Texts(NamedTuple):
     """int32 [texts + 1]: where the texts begin, and where the last one ends."""
     spans: list[slice]
     """The tokens of each text."""
-
-    @property
-    def lengths(self) -> torch.Tensor:
-        """int64 [texts]."""
-        return self.bounds.diff().long()
-
-    @property
-    def longest(self) -> int:
-        return max(span.stop - span.start for span in self.spans)
-
-    @property
-    def numbers(self) -> torch.Tensor:
-        """int64 [N]: which text each token belongs to."""
-        texts = torch.arange(len(self.spans), device=self.slots.device)
-        return texts.repeat_interleave(self.lengths, output_size=len(self.slots))
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """int64 [N]: the place of each token in its text."""
-        places = torch.arange(len(self.slots), device=self.slots.device)
-        return places - self.bounds[self.numbers]
+    lengths: torch.Tensor
+    """int64 [texts]: number of tokens."""
+    longest: int
+    """That of the longest text."""
+    numbers: torch.Tensor
+    """int64 [N]: which text each token belongs to."""
+    positions: torch.Tensor
+    """int64 [N]: the place of each token in its text."""
 
     def pack(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[rows, tokens, hidden] to [1, N, hidden]."""
@@ -65,19 +57,21 @@ class Texts(NamedTuple):
 
     def unpack(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[1, N, hidden] to [rows, tokens, hidden], with zeros for padded tokens."""
-        rows = hidden_states.new_zeros(self.rows[0] * self.rows[1], hidden_states.shape[-1])
-        return rows.index_copy(0, self.slots, hidden_states[0]).unflatten(0, self.rows)
+        rows, tokens = self.shape
+        places = hidden_states.new_zeros(rows * tokens, hidden_states.shape[-1])
+        slots = self.slots.to(hidden_states.device)  # the last layer may be on another device than the first
+        return places.index_copy(0, slots, hidden_states[0]).unflatten(0, self.shape)
 
 
 def find_texts(real: torch.Tensor, starts: torch.Tensor | None) -> Texts | None:
-    """The texts of these rows; None if a row has padding before or between its tokens, or no token.
+    """The texts of these rows; None if a row has padding before or between its tokens, or no token at all.
 
     Args:
         real: bool [B, L], False for padded tokens.
         starts: bool [B, L], where a second text of a row, or a later one, starts; None if there is only one.
     """
     padding_ends = real[:, 1:] & ~real[:, :-1]
-    if padding_ends.any() or not real[:, 0].all():
+    if real.numel() == 0 or padding_ends.any() or not real[:, 0].all():
         return None
     firsts = torch.zeros_like(real)
     firsts[:, 0] = True
@@ -86,9 +80,20 @@ def find_texts(real: torch.Tensor, starts: torch.Tensor | None) -> Texts | None:
     slots = real.flatten().nonzero()[:, 0]
     begins = firsts.flatten()[slots].nonzero()[:, 0]
     bounds = F.pad(begins, (0, 1), value=len(slots))
-    ends = bounds.tolist()
-    spans = [slice(start, stop) for start, stop in pairwise(ends)]
-    return Texts(tuple(real.shape), slots, bounds.int(), spans)
+    spans = [slice(start, stop) for start, stop in pairwise(bounds.tolist())]
+    lengths = bounds.diff()
+    numbers = torch.arange(len(spans), device=real.device)
+    numbers = numbers.repeat_interleave(lengths, output_size=len(slots))
+    return Texts(
+        shape=tuple(real.shape),
+        slots=slots,
+        bounds=bounds.int(),
+        spans=spans,
+        lengths=lengths,
+        longest=max(span.stop - span.start for span in spans),
+        numbers=numbers,
+        positions=torch.arange(len(slots), device=real.device) - bounds[numbers],
+    )
 
 
 # Attention. Each function takes query, key and value [1, H, N, D], slopes float32 [1 or texts, H, 1] or, if
@@ -104,7 +109,7 @@ def text_by_text(
     dropout: float,
     texts: Texts,
 ) -> torch.Tensor:
-    """One text after another, for CPUs."""
+    """One text after another: on CPUs, and where texts of very unequal lengths would be mostly padding."""
     outputs = []
     for number, span in enumerate(texts.spans):
         of_text = slopes
@@ -117,7 +122,7 @@ def text_by_text(
     return torch.cat(outputs, dim=2)
 
 
-def padded(
+def in_padded_rows(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -127,20 +132,20 @@ def padded(
     texts: Texts,
     biases: dict[int, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """All texts in rows with padding, for accelerators, which need much to do at once."""
+    """All texts in rows with padding, [texts, longest], for accelerators, which need much to do at once."""
     count, longest = len(texts.spans), texts.longest
     places = texts.numbers * longest + texts.positions
 
-    def in_rows(states: torch.Tensor) -> torch.Tensor:
+    def with_padding(states: torch.Tensor) -> torch.Tensor:
         """[1, H, N, any] to [texts, H, longest, any]."""
         rows = states.new_zeros(count * longest, states.shape[1], states.shape[-1])
         rows = rows.index_copy(0, places, states[0].transpose(0, 1))
         return rows.unflatten(0, (count, longest)).transpose(1, 2)
 
     if slopes.shape[-1] > 1:
-        slopes = in_rows(slopes[..., None])[..., 0]
+        slopes = with_padding(slopes[..., None])[..., 0]
     real = torch.arange(longest, device=places.device) < texts.lengths[:, None]
-    states = (in_rows(query), in_rows(key), in_rows(value))
+    states = (with_padding(query), with_padding(key), with_padding(value))
     output = sdpa_attention(*states, slopes, scale, dropout, real, biases)
     return output.transpose(1, 2).flatten(0, 1)[places].transpose(0, 1)[None]
 
@@ -160,6 +165,8 @@ def flash_attention(
     if len(alibi_slopes) == 1:
         alibi_slopes = alibi_slopes[0]
     packed_attention = lazy_import_flash_attention(name)[0][1]
+    # Norms of queries and keys leave float32 under torch's automatic casts.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     output = packed_attention(
         *(states[0].transpose(0, 1) for states in (query, key, value)),
         cu_seqlens_q=texts.bounds,
@@ -181,17 +188,16 @@ def flex_attention(
     slopes: torch.Tensor,
     scale: float,
     texts: Texts,
-    mask: Any,
+    mask: BlockMask,
 ) -> torch.Tensor:
     """All texts at once by torch's ``flex_attention``; ``mask`` is from ``text_mask``."""
-    if slopes.shape[-1] == 1:  # one for each token, as the others
-        slopes = slopes[..., 0].T
-        if len(texts.spans) > 1 and slopes.shape[-1] > 1:
-            slopes = slopes[:, texts.numbers]
-        else:
-            slopes = slopes.expand(-1, query.shape[2])
-    else:
+    # [H, N], one slope for each query.
+    if slopes.shape[-1] > 1:
         slopes = slopes[0]
+    elif len(slopes) > 1:
+        slopes = slopes[texts.numbers, :, 0].T
+    else:
+        slopes = slopes[0].expand(-1, query.shape[2])
 
     def penalised(
         score: torch.Tensor, _: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
@@ -204,12 +210,30 @@ def flex_attention(
     )
 
 
-def text_mask(texts: Texts) -> Any:
-    """The mask of ``flex_attention``: tokens see those of their own text."""
-    numbers = texts.numbers
+def text_mask(texts: Texts) -> BlockMask:
+    """The mask of ``flex_attention``: tokens see those of their own text.
+
+    A block of queries skips the blocks before its first text and after its last one. torch's own function
+    would look at every pair of tokens to find them.
+    """
+    numbers, count = texts.numbers, len(texts.numbers)
 
     def sees(_: torch.Tensor, __: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return numbers[query] == numbers[key]
 
-    count = len(numbers)
-    return create_block_mask(sees, None, None, count, count, device=str(numbers.device))
+    starts = torch.arange(0, count, FLEX_BLOCK, device=numbers.device)
+    stops = (starts + FLEX_BLOCK).clamp(max=count)
+    first_keys = texts.bounds[numbers[starts]]
+    last_keys = texts.bounds[numbers[stops - 1] + 1] - 1
+    first_blocks, last_blocks = first_keys // FLEX_BLOCK, last_keys // FLEX_BLOCK
+    blocks = torch.arange(len(starts), device=numbers.device, dtype=torch.int32)
+    # Of each row, so many count as the block has keys in.
+    indices = (first_blocks[:, None] + blocks).clamp(max=len(starts) - 1)
+    counts = last_blocks - first_blocks + 1
+    return BlockMask.from_kv_blocks(
+        counts[None, None].int(),
+        indices[None, None].int(),
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=sees,
+        seq_lengths=(count, count),
+    )

@@ -426,6 +426,17 @@ def test_training_copies_them(calls: list[Any]) -> None:
         assert (half - exact).norm() / exact.norm() < 0.01
 
 
+def test_kernels_that_the_user_switched_off_stay_off() -> None:
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        with torch.no_grad(), ntk_alibi.sdpa_kernels(torch.device("cuda"), 1):
+            assert not torch.backends.cuda.flash_sdp_enabled()
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+            assert torch.backends.cuda.mem_efficient_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+
+
 @pytest.mark.parametrize(
     ("device", "queries", "grad", "without"),
     [

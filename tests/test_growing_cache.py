@@ -123,6 +123,14 @@ def test_a_token_is_written_in_place() -> None:
     assert layer.keys.data_ptr() not in places
 
 
+@torch.no_grad()
+def test_other_rows_are_an_error_as_in_the_stock_layer() -> None:
+    layer, states = GrowingLayer(), torch.randn(3, HEADS, 10, SIZE)
+    layer.update(states, states)
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        layer.update(states[:1], states[:1])
+
+
 def test_it_leaves_training_and_inference_mode_alone() -> None:
     states = torch.randn(1, HEADS, 10, SIZE)
     layer = GrowingLayer()

@@ -102,7 +102,8 @@ LEFT_OUT = (1, TOKENS)
         ("inference", {}, "left", IN_ROWS),
         ("inference", {}, "gap", IN_ROWS),
         ("inference", {}, "an empty row", IN_ROWS),
-        ("training", {}, "right", IN_ROWS),
+        ("gradients", {}, "right", IN_ROWS),
+        ("training mode", {}, "right", IN_ROWS),
         ("eager", {}, "right", IN_ROWS),
         ("jit", {}, "right", IN_ROWS),
         ("compiled", {}, "right", IN_ROWS),
@@ -123,12 +124,23 @@ def test_when_padding_is_left_out(
         mask[1] = 0
     right = model(ids, attention_mask=mask, output_attentions=True).logits.detach()
     shapes = layer_inputs(model)
-    with torch.enable_grad() if how == "training" else torch.no_grad():
+    if how == "training mode":
+        model.train()
+        without_dropout(model)
+    with torch.enable_grad() if how == "gradients" else torch.no_grad():
         found = PASSES.get(how, plain)(model, ids, mask, options)
     real = mask.bool()
     assert torch.allclose(found[real], right[real], atol=1e-4)
     if how not in ("jit", "compiled", "exported"):  # graphs run no hooks
         assert {found[:2] for found in shapes} == {shape}
+
+
+def without_dropout(model: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
 
 
 def plain(model: Any, ids: torch.Tensor, mask: torch.Tensor, options: dict[str, Any]) -> Any:
@@ -207,7 +219,7 @@ def test_accelerators_compute_what_cpus_do(scaling: str | None) -> None:
         Alibi(stock_slopes(6), settings), "sdpa", torch.zeros(*ids.shape, 1), mask
     )
     shared = (*states, plan.slopes, 8**-0.5, 0.0, plan.texts)
-    assert torch.allclose(ntk_texts.padded(*shared, {}), ntk_texts.text_by_text(*shared), atol=2e-6)
+    assert torch.allclose(ntk_texts.in_padded_rows(*shared, {}), ntk_texts.text_by_text(*shared), atol=2e-6)
 
 
 def test_layers_share_the_biases_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,9 +276,7 @@ def test_what_flash_attention_is_called_with(
     ids, mask = padded()
     labels = torch.where(mask.bool(), ids, -100)
     for model in (sdpa, flash):
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        without_dropout(model)
         model(ids, attention_mask=mask, labels=labels).loss.backward()
     assert calls.varlen == [BOUNDS] * flash.config.num_hidden_layers
     assert not calls.plain
@@ -314,6 +324,9 @@ RESTARTS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
     [
         ("sdpa", "ntk", {"position_ids": RESTARTS * 2}, "start again at 0"),
         ("sdpa", "ntk", {"position_ids": RESTARTS + 1}, "start again at 0"),
+        ("sdpa", "ntk", {"position_ids": RESTARTS[:, 1:]}, "must be"),
+        ("sdpa", "ntk", {"position_ids": ONE_ROW.expand(2, -1)}, "must be"),
+        ("sdpa", "ntk", {"position_ids": RESTARTS, "attention_mask": "between"}, "at their ends only"),
         ("sdpa", "ntk", {"cu_seq_lens_q": CU_SEQ_LENS}, "needs position_ids"),
         ("sdpa", "ntk", {"cu_seq_lens_q": CU_SEQ_LENS, "position_ids": ONE_ROW}, "disagree"),
         ("sdpa", "ntk", {"cu_seq_lens_q": CU_SEQ_LENS[1:], "position_ids": RESTARTS}, "disagree"),
@@ -338,20 +351,68 @@ def test_what_is_refused(
     inputs = dict(inputs)
     if "attention_mask" in inputs:
         mask = torch.ones_like(ONE_ROW)
-        mask[0, 3 if inputs["attention_mask"] == "gap" else 0] = 0
+        mask[0, {"left": 0, "gap": 3, "between": BOUNDS[1] - 1}[inputs["attention_mask"]]] = 0
         inputs["attention_mask"] = mask
     with pytest.raises(ValueError, match=words):
         model(torch.ones_like(ONE_ROW), **inputs)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("function", FUNCTIONS[1:])
-def test_compiled_models_are_refused(converted: Convert, function: str) -> None:
+@pytest.mark.parametrize(
+    ("function", "inputs", "words"),
+    [
+        (FLASH, {}, "use sdpa"),
+        ("flex_attention", {}, "use sdpa"),
+        ("sdpa", {"position_ids": RESTARTS}, "leave them out"),
+    ],
+)
+def test_what_graphs_do_not_compute_is_refused(
+    converted: Convert, function: str, inputs: dict[str, Any], words: str
+) -> None:
     model = load(converted("jina_bert", 4, "ntk"), auto_class("jina_bert"))
     model.config._attn_implementation = function
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="compiled or traced"):
-        torch.compile(model, fullgraph=True, backend="eager")(ONE_ROW)
+    with pytest.raises(Exception, match=words):
+        torch.compile(model, fullgraph=True, backend="eager")(ONE_ROW, **inputs)
+
+
+@torch.no_grad()
+def test_rows_with_gaps_are_one_text_if_positions_go_on(converted: Convert) -> None:
+    """By counting the real tokens or all of them, from 0 or another number."""
+    model = load(converted("jina_bert", 4, "ntk"), auto_class("jina_bert"))
+    ids, mask = padded("left")
+    mask[3, 5:9] = 0
+    right = model(ids, attention_mask=mask).logits
+    for positions in (torch.arange(ids.shape[1])[None], mask.cumsum(-1) - 1, mask.cumsum(-1) + 1):
+        assert torch.equal(model(ids, attention_mask=mask, position_ids=positions).logits, right)
+
+
+def test_the_last_layer_may_be_on_another_device() -> None:
+    texts = ntk_texts.find_texts(padded()[1].bool(), None)
+    assert texts is not None
+    assert texts.unpack(torch.empty(1, TOKENS, 3, device="meta")).device.type == "meta"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", tiny.ENCODERS)
+def test_no_rows_and_no_tokens(converted: Convert, name: str) -> None:
+    model = load(converted(name, 4, "ntk", head="Model"), auto_class(name, "Model"))
+    none = torch.zeros(0, 5, dtype=torch.long)
+    assert model(none, attention_mask=none).last_hidden_state.shape == (0, 5, model.config.hidden_size)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lengths", [(300, 5, 128, 1, 129), (7, 7), (1024,)])
+def test_the_blocks_that_flex_attention_skips(lengths: tuple[int, ...]) -> None:
+    """A pair of tokens of one text is in a block that counts, and blocks far from all of a text's are not."""
+    mask = torch.ones(1, sum(lengths), dtype=torch.bool)
+    starts = torch.zeros_like(mask)
+    starts[0, torch.tensor([0, *lengths]).cumsum(0)[:-1]] = True
+    texts = ntk_texts.find_texts(mask, starts)
+    assert texts is not None
+    same = texts.numbers[:, None] == texts.numbers
+    needed = torch.nn.functional.pad(same, [0, -len(same) % 128] * 2).unfold(0, 128, 128).unfold(1, 128, 128)
+    assert torch.equal(ntk_texts.text_mask(texts).to_dense()[0, 0].bool(), needed.flatten(2).any(-1))
 
 
 @torch.no_grad()

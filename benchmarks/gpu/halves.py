@@ -84,7 +84,7 @@ def attend(side: str, states: tuple[torch.Tensor, ...], texts: Texts, settings: 
             return two_halves(*states, slopes, scale, texts, plain_half if settings.trial else varlen_half)
         if side == "flash_attention_2":
             return ntk_texts.flash_attention(side, *states, slopes, scale, 0.0, texts)
-        return ntk_texts.padded(*states, slopes, scale, 0.0, texts, BIASES)
+        return ntk_texts.in_padded_rows(*states, slopes, scale, 0.0, texts, BIASES)
 
 
 BIASES: dict[int, torch.Tensor] = {}

@@ -326,8 +326,8 @@ WRONG_CODE: list[tuple[str, str, str, Mistakes]] = [
             "toeplitz-not-reversed": ("reverse = query.flip(2)", "reverse = query"),
             "text-without-its-first-key": ("key[:, :, span]", "key[:, :, span].roll(1, 2)"),
             "text-in-other-places": (
-                "0, self.slots, hidden_states[0]",
-                "0, self.slots.flip(0), hidden_states[0]",
+                "0, slots, hidden_states[0]",
+                "0, slots.flip(0), hidden_states[0]",
             ),
             "texts-of-one-length": ("bounds = F.pad(begins, (0, 1), value=len(slots))", EVEN_BOUNDS),
         },

@@ -39,6 +39,9 @@ GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 # How a command finds node and transformers.js.
 NODE := PATH="$(CURDIR)/.venv-node/bin:$$PATH" NODE_PATH="$(CURDIR)/.venv-node/node_modules"
 
+# Chromium is Debian's; its SwiftShader computes WebGPU on a CPU.
+CHROMIUM := { command -v chromium || (apt-get -qq update && apt-get -qq --yes --no-install-recommends install chromium); } >/dev/null 2>&1
+
 # The oldest and the newest onnxruntime-gpu that test-cuda-placement runs.
 CUDA := 1.25.0 1.31.1
 
@@ -83,6 +86,7 @@ test-slow: .venv/ready
 # npm cannot fetch it.
 test-engines: .venv-engines/ready .venv-optimum/ready
 	@$(MAKE) --no-print-directory .venv-node/ready || echo "transformers.js is not tested: npm cannot fetch it here"
+	@$(CHROMIUM) || echo "WebGPU is not tested: it needs chromium, which cannot be installed here"
 	$(NODE) .venv-engines/bin/python $(PYTEST) -m slow tests/test_quantising_packages.py tests/test_transformers_serve.py tests/test_other_programs.py
 	.venv-optimum/bin/python $(PYTEST) -m slow tests/test_other_programs.py
 
@@ -102,10 +106,9 @@ test-cuda-placement: .venv/ready
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m pytest -n 2 --dist loadfile -q tests/vllm
 
-# In an environment of its own, too: Gradio needs an older pillow. Chromium is Debian's, not playwright's.
+# In an environment of its own, too: Gradio needs an older pillow.
 test-ui:
-	@if command -v chromium >/dev/null || (apt-get -qq update && \
-		apt-get -qq --yes --no-install-recommends install chromium) >/dev/null 2>&1; then \
+	@if $(CHROMIUM); then \
 		$(MAKE) --no-print-directory .venv-ui/ready && .venv-ui/bin/python -m pytest --reruns $(RERUNS) -q tests/ui; \
 	else echo "test-ui is skipped: it needs chromium, which cannot be installed here"; fi
 

@@ -30,7 +30,7 @@ FAMILIES = tuple(tiny.FACTORIES)
 STOCK = tuple(tiny.STOCK)
 # Powers of two and not, more and fewer than the next one.
 HEADS = (16, 12, 40)
-TRAIN_LENGTH = 24
+TRAIN_LENGTH, RATE = 24, 1.5
 
 SCALED = tuple(method for method in METHODS if method not in ("none", CONCAVE))
 """The methods that scale slopes."""
@@ -44,7 +44,7 @@ DYNAMIC = {
     f"{method}-{dynamic}": {
         "method": method,
         "dynamic": dynamic,
-        "rate": 1.5,
+        "rate": RATE,
         "train_length": TRAIN_LENGTH,
         **MORE.get(method, {}),
     }
@@ -73,7 +73,7 @@ def fitted_scaling(heads: int, layers: int, dynamic: str | None = None) -> dict[
         [((3 * head + 5 * layer) % 8) / 10 - 0.3 for head in range(heads)] for layer in range(layers)
     ]
     strength = (
-        {"train_seq_len": TRAIN_LENGTH, "dynamic": dynamic, "rate": 1.5} if dynamic else {"factor": 4.0}
+        {"train_seq_len": TRAIN_LENGTH, "dynamic": dynamic, "rate": RATE} if dynamic else {"factor": 4.0}
     )
     return {"type": "fitted", **strength, "exponents": rows, "temperatures": temperatures}
 

@@ -7,6 +7,7 @@ sentence-transformers needs, and fastembed stand beside older packages. transfor
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -21,10 +22,11 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from converter import convert
 from converter.onnx.card import JAVASCRIPT
-from tests import tiny
+from tests import patched, tiny
 from tests.conftest import edit_json
-from tests.onnx_graphs import POOLING, exported, with_modules
-from tests.patched import Convert, load
+from tests.onnx_graphs import POOLING, build, exported, with_modules
+from tests.patched import Convert, load, scaled
+from tests.runners import expected
 
 pytestmark = pytest.mark.slow
 LEAST = {"fp32": 0.99999, "fp16": 0.9999, "int8": 0.99, "w8a8": 0.99, "int4": 0.9, "int4-fp16": 0.9}
@@ -211,3 +213,55 @@ def test_transformers_js_classifies_alike(converted: Convert, family: str, stand
     [(label, score)] = re.findall(r"label: '(\w+)', score: ([\d.e-]+)", run_card(folder))
     assert label == model.config.id2label[int(right.argmax())]
     assert abs(float(score) - right.max().item()) < 1e-5
+
+
+# --- WebGPU, as browsers have it, on Chromium's SwiftShader, which computes it on the CPU
+
+WEBGPU = Path(__file__).with_name("webgpu.mjs")
+DRIVER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
+"""Debian's chromium has it."""
+
+
+def on_webgpu(graph: Path, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The first output of a graph; skips the test if node, onnxruntime-node or the driver is not there."""
+    if not shutil.which("node") or subprocess.run(["node", WEBGPU]).returncode:
+        pytest.skip("node does not find onnxruntime-node")
+    if not DRIVER.is_file():
+        pytest.skip("chromium's SwiftShader is not there")
+    given = json.dumps({"ids": ids.tolist(), "mask": mask.tolist()})
+    drivers = {"VK_DRIVER_FILES": str(DRIVER), "LD_LIBRARY_PATH": str(DRIVER.parent)}
+    done = subprocess.run(
+        ["node", WEBGPU, graph, given], env=os.environ | drivers, capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    return np.array(found["values"]).reshape(found["dims"])
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    [
+        *(("bloom", scaling) for scaling in ("none", "ntk", "ntk-length", "ntk-position", "concave")),
+        *(("mpt", scaling) for scaling in ("by-parts-position", "fitted-position")),
+        *((family, "ntk-length") for family in ("jina_bert", "mosaic_bert", "alberturin")),
+    ],
+)
+def test_webgpu(converted: Convert, family: str, scaling: str) -> None:
+    folder = converted(family, 12, scaling)
+    ids, mask = tiny.token_ids(ROWS, 60), tiny.padding_mask([60, 41], "right", 60)
+    right = expected(folder, family, ids, mask)
+    found = on_webgpu(build(folder, "portable"), ids, mask)
+    real = mask.astype(bool)
+    assert np.abs(found - right)[real].max() <= 1e-4 * np.abs(right[real]).max()
+
+
+def test_webgpu_up_to_the_trained_length(tmp_path: Path) -> None:
+    """Every bit is that of the graph without a scaling."""
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 12)
+    ids = tiny.token_ids(1, int(patched.TRAIN_LENGTH / patched.RATE))
+    found = [
+        on_webgpu(build(scaled(source, tmp_path / scaling, scaling, 12), "portable"), ids, np.ones_like(ids))
+        for scaling in ("none", "ntk-position", "ntk-length")
+    ]
+    for values in found[1:]:
+        assert np.array_equal(values, found[0])

@@ -119,7 +119,7 @@ class Alibi:
             return graph.float32(np.asarray(scaling.slopes(self.slopes, layer=layer))[None, None])
         power = graph.float32(-np.asarray(exponents_of(scaling, self.slopes, layer)))
         factor = self._factor(tokens, scaling)
-        return graph.op("Mul", graph.float32(self.slopes), graph.op("Pow", factor, power))
+        return graph.op("Mul", graph.float32(self.slopes), power_of(graph, factor, power))
 
     def query_factors(self, tokens: Tokens, layer: int) -> Value | None:
         """float32 [1 or N, H, 1]: what to multiply the queries by; None without temperatures."""
@@ -130,7 +130,7 @@ class Alibi:
         if not scaling.dynamic:
             static = query_factors(scaling, heads, layer=layer)
             return graph.float32(np.reshape(static, (1, heads, 1)))
-        factors = graph.op("Pow", self._factor(tokens, scaling), graph.float32(temperatures))
+        factors = power_of(graph, self._factor(tokens, scaling), graph.float32(temperatures))
         shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([heads]), axis=0)
         return graph.reshape(graph.op("Expand", factors, shape), -1, heads, 1)
 
@@ -144,3 +144,11 @@ class Alibi:
         rate = graph.float32(scaling.rate / scaling.train_length)
         factor = graph.op("Max", graph.op("Mul", counts, rate), graph.float32(1))
         return graph.op("Unsqueeze", factor, graph.constant([-1]))
+
+
+def power_of(graph: Graph, factor: Value, power: Value) -> Value:
+    """factor ** power, for factors from 1 on. Shapes are broadcast; 1 gives exactly 1.
+
+    onnxruntime's Pow fails on WebGPU if shapes are broadcast (onnxruntime-node 1.24 to 1.30).
+    """
+    return graph.op("Exp", graph.op("Mul", graph.op("Log", factor), power))

@@ -199,7 +199,7 @@ def of_model(model: Model, models: Path) -> Results:
     """The results of a small model, which is trained and measured where that is missing."""
     folder = train(model, models)
     every = dict(enumerate(scalings(TRAINED_LENGTH)))
-    return of_folder(folder, models, model.name, every, partial(measured, model, models))
+    return of_folder(folder, models, model.name, TRAINED_LENGTH, every, partial(measured, model, models))
 
 
 def larger_prompts(folder: Path) -> Path:
@@ -258,13 +258,15 @@ def of_larger_model(models: Path) -> Results:
         subprocess.run(command, check=True)
     every = scalings(train_large.TRAINED_LENGTH)
     some = {number: every[number] for number in LARGER_SCALINGS}
-    return of_folder(folder, models, LARGER, some, partial(measured_larger, folder))
+    measure = partial(measured_larger, folder)
+    return of_folder(folder, models, LARGER, train_large.TRAINED_LENGTH, some, measure)
 
 
 def of_folder(
     folder: Path,
     models: Path,
     name: str,
+    train_length: int,
     numbered: Mapping[int, Scaling],
     measure: Callable[[EvaluatedModel, Scaling], Results],
 ) -> Results:
@@ -272,7 +274,6 @@ def of_folder(
     files = {scaling: models / f"concave-{name}-{number}.json" for number, scaling in numbered.items()}
     if not all(file.exists() for file in files.values()):
         hardware = choose("cpu", "fp32", None)
-        train_length = train_large.TRAINED_LENGTH if name == LARGER else TRAINED_LENGTH
         with open_evaluated_model(folder, hardware, train_length=train_length) as subject:
             for scaling, file in files.items():
                 kept(file, partial(measure, subject, scaling))

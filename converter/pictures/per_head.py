@@ -183,8 +183,8 @@ def _draw(
 
 
 def _mark_lengths(axes: Axes, drawn: Positions) -> list[float]:
-    """Draws lines at the trained and the target length; returns those of the two that are known."""
-    marks = (("trained", drawn.train_length, "-", "top"), ("target", drawn.target_length, "--", "bottom"))
+    """Draws lines at the trained length and the longest one shown; returns those that are known."""
+    marks = (("trained", drawn.train_length, "-", "top"), ("up to", drawn.longest_shown, "--", "bottom"))
     for name, length, dash, side in marks:
         if length is None:
             continue

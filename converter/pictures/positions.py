@@ -97,8 +97,8 @@ class Positions:
         return averaged(scaling).penalties(nats, tokens)
 
     @property
-    def target_length(self) -> float | None:
-        """The longest length in tokens that a scaling is meant for; None if there is none, or not known."""
+    def longest_shown(self) -> float | None:
+        """The longest length in tokens for which a scaling is shown; None if there is none, or not known."""
         lengths = [variant.tokens for variant in self.variants if variant.tokens is not None]
         longest = max(lengths, default=None)
         return None if longest == self.train_length else longest

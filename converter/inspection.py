@@ -97,6 +97,9 @@ class Inspection:
     """The frequencies of a rotary model, in radians per token; empty for an ALiBi one."""
     rotary: Change | None
     """How the scaling changes rotary positions; None for an ALiBi model."""
+    recommended: dict[str, Any] | None
+    """The default scaling of a decoder, as in config.json, if a target length without a method was given: it
+    is better than that one factor for all lengths. None for other options and models."""
     bias_scale: float | None
     """Nats per token for a slope of 1: a head's bias is -slope * bias_scale * distance. None for a rotary
     model."""
@@ -135,6 +138,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
             by_default = False
     found = _slopes(opened, scaling)
     rotary = opened.positions == "rotary"
+    recommended = opened.recommended(request)
     weights = _weights(opened)
     return Inspection(
         source=opened.name,
@@ -154,6 +158,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         slopes=EMPTY if rotary else found,
         frequencies=found if rotary else EMPTY,
         rotary=opened.change(scaling),
+        recommended=None if recommended is None else recommended.to_json(),
         bias_scale=opened.bias_scale if isinstance(opened, AlibiModel) else None,
         needs=_needs(opened, scaling, options.get("target_length"), weights),
     )

@@ -103,6 +103,51 @@ def test_the_default_conversion_is_shown(
     assert found.input_limit == result.input_limit
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "remedy"),
+    [
+        ("bloom", "--target-length 256", "leave out --target-length"),
+        ("converted", "--target-length 256", "give --dynamic position in place of --target-length"),
+        # Who names a method, or its ramp, chose it.
+        ("bloom", "--target-length 256 --method ntk", None),
+        ("bloom", "--target-length 256 --ramp 0.2 0.5", None),
+        ("bloom", "--scale 4", None),
+        ("bloom", "", None),
+        # Encoders and rotary models have no better default.
+        ("jina_bert", "--target-length 256", None),
+        ("llama", f"--target-length {2 * rotary.LENGTH}", None),
+    ],
+)
+def test_a_note_on_one_factor_for_all_lengths(
+    pristine: Pristine, run: RunCli, tmp_path: Path, name: str, words: str, remedy: str | None
+) -> None:
+    """It names the default, and changes nothing."""
+    source = pristine("bloom" if name == "converted" else name)
+    if name == "converted":
+        convert(source, tmp_path / "converted", train_length=64, verify=False)
+        source = tmp_path / "converted"
+    options = words.split()
+    if name != "llama":
+        options += ["--train-length", "64"]
+    out = ["--out", tmp_path / "out"]
+    shown = run("inspect", source, *options, "--json")
+    planned = run(source, *options, *out, "--dry-run", "--json")
+    written = run(source, *options, *out, "--no-verify")
+    for found in (shown, planned, written):
+        assert found.code == 0
+        assert found.err.count("--target-length") == (remedy or "").count("--target-length") + bool(remedy)
+        if remedy is not None:
+            [note] = [line for line in found.err.splitlines() if "--target-length" in line]
+            says(note, "note: ", "one factor for all lengths", "ntk", remedy, "by-parts by position")
+    recommended = shown.json["recommended"]
+    if remedy is None:
+        assert recommended is None
+        return
+    assert (recommended["type"], recommended["dynamic"]) == ("by-parts", "position")
+    assert planned.json["alibi_scaling"] == {"type": "ntk", "factor": 4.0}
+    assert "one factor for all" not in (tmp_path / "out/README.md").read_text(encoding="utf-8")
+
+
 def test_a_converted_repository(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
     convert(pristine("bloom"), tmp_path / "out", scale=2.0, train_length=64, verify=False)
     values = run("inspect", tmp_path / "out", "--json").json

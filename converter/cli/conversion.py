@@ -41,6 +41,7 @@ from converter.errors import ConverterError, UsageError, option
 from converter.formatting import argv
 from converter.interrupts import Interrupted
 from converter.onnx.options import OnnxOptions
+from converter.scaling.scaling import read_scaling
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
 
     Plain transformers loads the copy. MODEL is only read.
     """
+    from converter.cli import report
     from converter.conversion import prepare
     from converter.onnx import requirements
     from converter.publish import push as pushing
@@ -121,6 +123,10 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
         requirements.check_exportable(conversion.plan, graph)
     if target is not None:
         pushing.check_target(target, conversion.plan.model.origin, conversion.plan.files.config)
+    model, request = conversion.plan.model, conversion.plan.request
+    recommended = model.recommended(request)
+    if recommended is not None:
+        say(report.one_factor(recommended, converted=model.converted))
     if arguments["dry_run"]:
         _show_preview(conversion, graph)
     else:
@@ -211,6 +217,8 @@ def inspect(**arguments: Any) -> None:
 
     result = run(**arguments)
     show(result.to_json(), report.inspection(result))
+    if result.recommended is not None:
+        say(report.one_factor(read_scaling(result.recommended), converted=result.converted))
 
 
 @click.command(cls=Command)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from converter.formatting import bytes_text
 from converter.model.overrides import set_values
 from converter.rotary.settings import Change
-from converter.scaling.scaling import number_text, read_scaling
+from converter.scaling.scaling import Scaling, number_text, read_scaling
 
 if TYPE_CHECKING:
     from converter.catalogue import Entry
@@ -52,6 +52,20 @@ def plan(result: ConversionResult) -> str:
     more = _remarks(result)
     lines += ["", *more] if more else []
     return "\n".join(lines)
+
+
+def one_factor(recommended: Scaling, *, converted: bool) -> str:
+    """The note on a target length without a method, for a decoder that gets ``recommended`` by default.
+
+    A converted repository keeps its scaling without any option, so there the default has to be asked for.
+    """
+    remedy = "leave out --target-length"
+    if converted:
+        remedy = f"give --dynamic {recommended.dynamic} in place of --target-length"
+    return (
+        f"note: --target-length gives one factor for all lengths, method ntk; recommended: {remedy}, for the "
+        f"default: {recommended.method} by {recommended.dynamic}, at every length"
+    )
 
 
 def summary(result: ConversionResult, *, verbose: bool) -> str:

@@ -159,6 +159,11 @@ class Request:
             if given:
                 raise UsageError(f"{option.method} none cannot be combined with {given[0]}; drop one of them")
             return
+        if given == [option.target_length, option.dynamic]:
+            raise UsageError(
+                f"{option.dynamic} grows with every text, so a dynamic scaling needs no target; drop "
+                f"{option.target_length}"
+            )
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} cannot be combined; give one of them")
         if not given and not self.strength_open and self.slopes is None:

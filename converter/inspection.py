@@ -12,6 +12,7 @@ from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.open import ModelOptions, open_with_request
 from converter.rotary.settings import Change
+from converter.scaling.request import KnownBase
 from converter.scaling.scaling import Scaling, averaged, rows
 from converter.source.checkpoint import ITEM_BYTES, weights_entry
 from converter.source.weight_files import weight_files
@@ -84,6 +85,9 @@ class Inspection:
     """Weight files and their sizes in bytes; None where the size is not known."""
     train_length: int | None
     train_length_origin: str
+    base: KnownBase | None
+    """The known checkpoint of the same family that the card names as its base, and its trained length. Only
+    where the trained length is not known or doubtful; it is not taken for it."""
     input_limit: int | None
     """Of an encoder with a scaling: the tokens after which programs cut a text."""
     overrides: Mapping[str, Any]
@@ -113,7 +117,8 @@ class Inspection:
 def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
     """Describes a checkpoint, original or converted, and its slopes under a scaling.
 
-    From the Hub, only the config and the index of the weights are downloaded.
+    From the Hub, only the config and the index of the weights are downloaded; and the card, where the config
+    does not tell the trained length.
 
     Args:
         model: a local folder, or a Hub id.
@@ -151,6 +156,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         **weights,
         train_length=opened.trained.tokens,
         train_length_origin=opened.trained.origin,
+        base=opened.trained.base,
         input_limit=None if opened.decoder else opened.input_limit(scaling),
         overrides=opened.overrides,
         alibi_scaling=None if rotary else scaling.to_json(),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from space.shown import facts
 
 from converter import convert, inspect
 from converter.scaling.scaling import Scaling
@@ -211,6 +212,73 @@ def test_a_length_key_that_speaks_against_the_trained_length_is_told(
     result = convert(source, tmp_path / "out", dry_run=True)
     assert result.train_length == 2048
     assert any("seq_length 8192" in note for note in result.notes) == told
+
+
+def in_card(base_model: str) -> str:
+    return f"---\nlicense: mit\nbase_model: {base_model}\n---\n# Mine\n"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "card", "suggested"),
+    [
+        ("bloom", {}, in_card(BLOOM), 2048),
+        ("bloom", {}, in_card(f"[{BLOOM}]"), 2048),
+        ("jina_bert", {}, in_card(JINA), 512),
+        # The length key speaks against the checkpoint that the config names.
+        ("bloom", trained(BLOOM, seq_length=8192), in_card("bigscience/bloom-560m"), 2048),
+        # A length that is known
+        ("bloom", trained(BLOOM), in_card(BLOOM), None),
+        # No single known checkpoint of the family
+        ("bloom", {}, in_card(f"[{BLOOM}, bigscience/bloom-560m]"), None),
+        ("bloom", {}, in_card(STORYWRITER), None),
+        ("bloom", {}, in_card("ada/mine"), None),
+        ("bloom", {}, in_card("{a: b}"), None),
+        ("bloom", {}, in_card("[" * 100), None),
+        ("bloom", {}, "# Mine\n", None),
+        ("bloom", {}, None, None),
+    ],
+)
+def test_the_trained_length_of_a_base_is_suggested_and_never_taken(
+    make_source: MakeSource,
+    run: RunCli,
+    tmp_path: Path,
+    family: str,
+    changes: dict[str, Any],
+    card: str | None,
+    suggested: int | None,
+) -> None:
+    source = make_source(family, changes)
+    if card is not None:
+        (source / "README.md").write_text(card, encoding="utf-8")
+    shown, planned = run("inspect", source), run(source, "--out", tmp_path / "out", "--dry-run")
+    found = inspect(source)
+    assert found.train_length == (2048 if "_name_or_path" in changes else None)
+    assert planned.code == (0 if found.train_length else 2)
+    asked = facts(found, "decoder")
+    if suggested is None:
+        assert found.base is None
+        assert "its base" not in shown.out + planned.out + planned.err
+        assert ("its base was trained at" in asked) == (found.train_length is None)
+        return
+    assert found.base is not None
+    assert found.base.tokens == suggested
+    words = (f"its base {found.base.name}", f"--train-length {suggested}")
+    [row] = [line for line in shown.out.splitlines() if line.startswith("trained length")]
+    says(row, words)
+    if found.train_length is None:
+        says(planned.err, words)
+        says(asked, f"say {suggested}")
+    else:
+        says(planned.out, words)
+
+
+def test_a_card_that_leads_out_of_the_folder_suggests_nothing(
+    make_source: MakeSource, tmp_path: Path
+) -> None:
+    source = make_source()
+    (tmp_path / "elsewhere.md").write_text(in_card(BLOOM), encoding="utf-8")
+    (source / "README.md").symlink_to(tmp_path / "elsewhere.md")
+    assert inspect(source).base is None
 
 
 def test_a_config_without_a_model_type(make_source: MakeSource, run: RunCli) -> None:

@@ -269,7 +269,7 @@ def inspection(found: Inspection) -> str:
         "parameters": "not known without loading",
         "weights": "none found",
         **_needs(found),
-        "trained length": found.train_length_origin,
+        "trained length": _trained_length(found),
     }
     if found.commit:
         rows["source"] += f" at {found.commit}"
@@ -282,8 +282,6 @@ def inspection(found: Inspection) -> str:
     if found.files:
         total = sum(size or 0 for size in found.files.values())
         rows["weights"] = f"{_files(len(found.files))}, {bytes_text(total)}"
-    if found.train_length is not None:
-        rows["trained length"] = f"{found.train_length} tokens, {found.train_length_origin}"
     if found.input_limit:
         rows["input limit"] = f"{found.input_limit} tokens"
     if found.overrides:
@@ -301,6 +299,15 @@ def inspection(found: Inspection) -> str:
     if found.rotary:
         return "\n".join([*lines, "", *_positions("pair", found.frequencies)])
     return "\n".join([*lines, "", *_positions("head", found.slopes)])
+
+
+def _trained_length(found: Inspection) -> str:
+    text = found.train_length_origin
+    if found.train_length is not None:
+        text = f"{found.train_length} tokens, {text}"
+    if found.base is not None:
+        text += f"; {found.base}: --train-length {found.base.tokens}"
+    return text
 
 
 def _positions(row: str, table: SlopeTable) -> list[str]:

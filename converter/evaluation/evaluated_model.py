@@ -87,10 +87,8 @@ class EvaluatedModel:
                 f"{option.target_length} {target} is out of range; give at most {LONGEST_PROMPT}"
             )
         if trained is None:
-            raise UsageError(
-                f"the trained length of {self.model.name} is {self.model.trained.origin}; add "
-                f"{option.train_length}"
-            )
+            found = self.model.trained
+            raise UsageError(f"the trained length of {self.model.name} is {found.origin}; {found.remedy}")
         if target <= trained:
             raise UsageError(
                 f"{option.target_length} {target} is not above the trained length {trained}; nothing needs "

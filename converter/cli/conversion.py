@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ from converter.cli.options import (
 from converter.errors import ConverterError, UsageError, option
 from converter.formatting import argv
 from converter.interrupts import Interrupted
+from converter.onnx.options import DTYPES as ONNX_DTYPES
 from converter.onnx.options import OnnxOptions
 from converter.scaling.scaling import read_scaling
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
@@ -49,7 +51,21 @@ if TYPE_CHECKING:
     from converter.publish.push import PushOptions
 
 
-@click.command(cls=Command)
+class ConvertCommand(Command):
+    """The command that names the option which is meant by a value of ``--onnx``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = " ".join(args).replace("--onnx=", "--onnx ").split()
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError:
+            for flag, value in pairwise(typed):
+                if flag == "--onnx" and value in ONNX_DTYPES:
+                    raise UsageError(f"--onnx takes no value; give --onnx-dtype {value} beside it") from None
+            raise
+
+
+@click.command(cls=ConvertCommand)
 @model_argument
 @scaling_options
 @out_option

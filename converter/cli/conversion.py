@@ -138,13 +138,17 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     if graph is not None:
         requirements.check_exportable(conversion.plan, graph)
     if target is not None:
-        pushing.check_target(target, conversion.plan.model.origin, conversion.plan.files.config)
+        pushing.check_names(target)
+        if target.has_token or not arguments["dry_run"]:
+            pushing.check_target(target, conversion.plan.model.origin, conversion.plan.files.config)
     model, request = conversion.plan.model, conversion.plan.request
     recommended = model.recommended(request)
     if recommended is not None:
         say(report.one_factor(recommended, converted=model.converted))
     if arguments["dry_run"]:
         _show_preview(conversion, graph)
+        if target is not None and not target.has_token:
+            say(report.not_asked(target.repo_id))
     else:
         _carry_out(conversion, graph, target)
 
@@ -263,15 +267,25 @@ def families(name: str, markdown: bool) -> None:
 @argument("repo_id", metavar="USER/NAME", help="Repository on the Hub; it is created if it does not exist.")
 @push_options
 @push_option("--overwrite", is_flag=True, help="Replace what the repository or branch holds.")
+@push_option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be sent and what is left out, but send nothing. It needs no token.",
+)
 @token_option
-def push(**arguments: Any) -> None:
+def push(dry_run: bool, **arguments: Any) -> None:
     """Verify a converted model and push it to the Hub.
 
     All files are pushed in one commit.
     """
     from converter.cli import report
+    from converter.publish.push import preview
     from converter.publish.push import push as run
 
+    if dry_run:
+        planned = preview(**arguments, progress=progress())
+        show(planned.to_json(), report.push_preview(planned))
+        return
     result = run(**arguments, progress=progress())
     show(result.to_json(), result.url)
     say(report.pushed(result, verbose=given("verbose")))

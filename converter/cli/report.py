@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from converter.evaluation.tune import Choice, Tuning
     from converter.families.family import Trained
     from converter.inspection import Inspection, SlopeTable
-    from converter.publish.push import PushResult
+    from converter.publish.push import PushPreview, PushResult
 
 MOST_NAMES = 20
 """Most file names that one line lists."""
@@ -252,6 +252,29 @@ def pushed(result: PushResult, *, verbose: bool) -> str:
         )
     lines += [f"not pushed: {_names(result.left)}"] if result.left else []
     return "\n".join([*lines, *_checked(result)])
+
+
+def push_preview(found: PushPreview) -> str:
+    """What a push would send, and what it would leave out."""
+    where = found.repo + (f" (branch {found.branch})" if found.branch != "main" else "")
+    total = f"{_files(len(found.files))}, {bytes_text(sum(found.files.values()))}"
+    lines = [f"{where} would get {total}", ""]
+    width = max(map(len, found.files))
+    lines += [f"  {name:{width}}  {bytes_text(size):>10}" for name, size in found.files.items()]
+    lines += ["", f"not sent: {_names(found.left)}" if found.left else "nothing in the folder is left out"]
+    if found.changes is None:
+        return "\n".join([*lines, not_asked(found.repo)])
+    changes = found.changes
+    there = [name for name in found.files if name not in changes.changed and name not in changes.kept]
+    lines += [f"on the Hub already: {_names(there)}"] if there else []
+    lines += [f"would be deleted there: {_names(changes.deleted)}"] if changes.deleted else []
+    lines += [f"would stay as it is there: {_names(changes.kept)}, written by hand"] if changes.kept else []
+    lines += [f"would be of the older model: {_names(changes.stale)}"] if changes.stale else []
+    return "\n".join(lines)
+
+
+def not_asked(repo_id: str) -> str:
+    return f"the Hub was not asked what {repo_id} holds, because there is no token"
 
 
 def _names(names: Sequence[str]) -> str:

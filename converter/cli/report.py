@@ -207,9 +207,13 @@ def _choice(choice: Choice, name: str) -> str:
     judged = choice.judgement
     masked = choice.measure == PERPLEXITY
     items, unit = ("windows", " %") if masked else ("prompts", " points")
-    gain = f"{100 * judged.gain:.3g}{unit}"
     if judged.verdict == "cannot tell":
-        said = f"cannot tell with {judged.items} {items}: {judged.needed} would show a gain of {gain}"
+        said = (
+            f"cannot tell with {judged.items} {items}: {judged.needed} would show a gain of "
+            f"{100 * judged.gain:.3g}{unit}"
+        )
+        if judged.needed_for_seen is not None:
+            said += f", and {judged.needed_for_seen} the {100 * judged.seen:.3g}{unit} that were seen"
     elif choice.verdict != judged.verdict:
         said = f"helps, but harms {'retrieval' if masked else PERPLEXITY}"
     else:

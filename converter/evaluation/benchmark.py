@@ -62,8 +62,9 @@ class Benchmark:
         """Draws the prompts of the ``tasks`` and reads the ``text``.
 
         Without both, the tasks are those without a file that the tokenizer can read. There are at most
-        ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts. ``say``:
-        see ``read_windows``. Raises ``UsageError`` for what this model cannot be asked.
+        ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts.
+        ``say`` is called with a line about lengths that no document has; and see ``read_windows``. Raises
+        ``UsageError`` for what this model cannot be asked.
         """
         ordered = tuple(sorted(set(lengths)))
         check_kinds(evaluated.model, tasks, text)
@@ -80,6 +81,12 @@ class Benchmark:
             by_length = task.items(evaluated.tokenizer, ordered, items, seed)
             for length in sorted(by_length):
                 material[name, length] = by_length[length]
+            left_out = [length for length in ordered if length not in by_length]
+            if isinstance(task, Retrieval) and left_out:
+                say(
+                    f"{name} has no document of more than {max(by_length)} tokens, so it is not measured at "
+                    f"{', '.join(map(str, left_out))}"
+                )
         benchmark = cls(by_name, material, lengths=ordered)
         if not text:
             return benchmark

@@ -71,6 +71,11 @@ def check_prompt_lengths(task: AnyTask, lengths: Iterable[int], trained: int, ta
     ``lengths`` are those of its prompts, in tokens.
     """
     found = sorted(set(lengths))
+    if isinstance(task, Retrieval) and max(found) <= trained:
+        raise UsageError(
+            f"{task.name} has no document of more than {trained} tokens, the trained length, so no scaling "
+            "would change anything; give longer documents"
+        )
     if any(trained < length <= target for length in found):
         return
     remedy = f"give longer ones, or another {option.target_length}"

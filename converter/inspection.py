@@ -12,6 +12,7 @@ from converter.model.alibi import AlibiModel
 from converter.model.model import Model
 from converter.model.open import ModelOptions, open_with_request
 from converter.rotary.settings import Change
+from converter.scaling.request import KnownBase
 from converter.scaling.scaling import Scaling, averaged, rows
 from converter.source.checkpoint import ITEM_BYTES, weights_entry
 from converter.source.weight_files import weight_files
@@ -84,6 +85,9 @@ class Inspection:
     """Weight files and their sizes in bytes; None where the size is not known."""
     train_length: int | None
     train_length_origin: str
+    base: KnownBase | None
+    """The known checkpoint of the same family that the card names as its base, and its trained length. Only
+    where the trained length is not known or doubtful; it is not taken for it."""
     input_limit: int | None
     """Of an encoder with a scaling: the tokens after which programs cut a text."""
     overrides: Mapping[str, Any]
@@ -97,6 +101,9 @@ class Inspection:
     """The frequencies of a rotary model, in radians per token; empty for an ALiBi one."""
     rotary: Change | None
     """How the scaling changes rotary positions; None for an ALiBi model."""
+    recommended: dict[str, Any] | None
+    """The default scaling of a decoder, as in config.json, if a target length without a method was given: it
+    is better than that one factor for all lengths. None for other options and models."""
     bias_scale: float | None
     """Nats per token for a slope of 1: a head's bias is -slope * bias_scale * distance. None for a rotary
     model."""
@@ -110,7 +117,8 @@ class Inspection:
 def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
     """Describes a checkpoint, original or converted, and its slopes under a scaling.
 
-    From the Hub, only the config and the index of the weights are downloaded.
+    From the Hub, only the config and the index of the weights are downloaded; and the card, where the config
+    does not tell the trained length.
 
     Args:
         model: a local folder, or a Hub id.
@@ -135,6 +143,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
             by_default = False
     found = _slopes(opened, scaling)
     rotary = opened.positions == "rotary"
+    recommended = opened.recommended(request)
     weights = _weights(opened)
     return Inspection(
         source=opened.name,
@@ -147,6 +156,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         **weights,
         train_length=opened.trained.tokens,
         train_length_origin=opened.trained.origin,
+        base=opened.trained.base,
         input_limit=None if opened.decoder else opened.input_limit(scaling),
         overrides=opened.overrides,
         alibi_scaling=None if rotary else scaling.to_json(),
@@ -154,6 +164,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         slopes=EMPTY if rotary else found,
         frequencies=found if rotary else EMPTY,
         rotary=opened.change(scaling),
+        recommended=None if recommended is None else recommended.to_json(),
         bias_scale=opened.bias_scale if isinstance(opened, AlibiModel) else None,
         needs=_needs(opened, scaling, options.get("target_length"), weights),
     )

@@ -261,6 +261,7 @@ def test_wrong_usage_points_to_the_command_s_own_help(run: RunCli, words: str, c
         ("evaluate plain", "eval?"),
         ("plain --scale 2 --out=", ("--out", "empty")),
         ("inspect plain --train-length 256 --target-length 256", "trained length 256"),
+        ("inspect plain --target-length 256 --dynamic position", ("needs no target", "drop --target-length")),
         ("inspect plain --set n_head", ("--set 'n_head'", "KEY=VALUE")),
         ("convert plain --scale 2 --out / --overwrite", "--out /"),
         ("convert plain --out o --no-verify --push-to-hub a/b", "drop --no-verify or --push-to-hub"),

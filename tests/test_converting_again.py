@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from converter import SourceError, convert, inspect, tune, validate
+from converter.evaluation.checks import trained_length_below
 from converter.evaluation.evaluated_model import open_evaluated_model
 from converter.evaluation.runner import choose
 from converter.evaluation.statistics import compare_scores
@@ -345,7 +346,7 @@ def test_a_tuned_model_is_compared_with_itself(saved: Path, converted: Path) -> 
     for folder, baseline in ((saved, "ntk, factor 2"), (converted, "none")):
         with open_evaluated_model(folder, choose("cpu", None, None)) as evaluated:
             assert str(evaluated.baseline) == baseline
-            assert evaluated.trained_length_below(64) == 32
+            assert trained_length_below(evaluated.model, 64) == 32
             assert not evaluated.other_code
     with (saved / "modeling_ntk_bloom.py").open("a") as file:
         file.write("raise SystemExit\n")

@@ -35,7 +35,7 @@ from converter.source.sentence_transformers import Pooling
 from converter.texts import read_windows
 from tests import tiny
 from tests.conftest import RunCli, edit_json
-from tests.messages import Words, raises
+from tests.messages import Words, raises, says
 from tests.patched import config_of
 from tests.reference import ENCODERS as REFERENCES
 from tests.test_sentence_transformers import MODULES as ENCODER
@@ -308,6 +308,21 @@ def test_tune_of_an_encoder(source: Path, tmp_path: Path) -> None:
     }
     assert [each.measure for each in found.choices] == ["retrieval", PERPLEXITY]
     assert (found.command is None) == (found.verdict != "helps")
+
+
+def test_lengths_that_no_document_has_are_told(source: Path, tmp_path: Path) -> None:
+    """The documents have more than 48 tokens, and fit into 96."""
+    task = Beir.read(beir(tmp_path / "beir"))
+    said: list[str] = []
+    options: dict[str, Any] = {"tasks": [task], "say": said.append}
+    found = evaluate([source], lengths=[24, 48, 96, 192, 384], train_length=TRAINED, **options)
+    assert [each.length for each in found.measurements] == [24, 48, 96]
+    says("\n".join(said), "beir has no document of more than 96 tokens", "192, 384")
+    said.clear()
+    evaluate([source], lengths=[24, 96], train_length=TRAINED, **options)
+    assert said == []
+    with raises(UsageError, "beir has no document of more than 96 tokens", "longer documents"):
+        tune(source, 192, train_length=96, **options)
 
 
 def test_embeddings_need_no_head(source: Path, tmp_path: Path) -> None:

@@ -396,6 +396,7 @@ def test_what_is_a_gain(changes: Sequence[float], verdict: str) -> None:
     assert found.verdict == verdict
     assert found.harms == (verdict == "does not help" and not np.mean(changes) <= 0)
     assert found.needed >= 6
+    assert found.needed_for_gain > found.items
     if verdict == "cannot tell":
         assert found.needed > found.items
 
@@ -431,10 +432,18 @@ def test_what_is_written() -> None:
         assert isinstance(caught.value, NoGain)
         assert caught.value.verdict == "does not help"
     few = paired([-1.2] * 5 + [0.001] * 10)
-    with raises(NoGain, "cannot tell", f"{few.needed} windows", f"give about {3 * few.needed}") as caught:
+    with raises(NoGain, "cannot tell", f"and {few.needed} the ", f"give about {3 * few.needed}") as caught:
         check_gain([few, equal], [], "9 steps")
     assert isinstance(caught.value, NoGain)
     assert caught.value.verdict == "cannot tell"
+    assert few.seen == pytest.approx((1.2 * 5 - 0.001 * 10) / 15)
+    assert few.needed_for_gain > few.needed
+    says(
+        caught.value,
+        f"{few.needed_for_gain} windows",
+        "a gain of 2 % of perplexity",
+        "32.9 % of perplexity that were seen",
+    )
     with raises(NoGain, "cannot tell", "at most", "give"):
         check_gain([replace(few, needed=10**6)], [], "9 steps")
 

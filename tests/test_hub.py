@@ -168,6 +168,20 @@ def test_inspecting_downloads_no_weights(
     assert found.json == local | {"source": ID, "commit": commit, "needs": needs}
 
 
+def test_the_card_is_downloaded_where_the_config_tells_no_trained_length(
+    make_source: Pristine, hub: HubServer, command: Command
+) -> None:
+    source = make_source("bloom")
+    (source / "README.md").write_text("---\nbase_model: bigscience/bloom-560m\n---\n", encoding="utf-8")
+    hub.commit(ID, source)
+    found = command("inspect", ID, "--json")
+    assert found.json["base"] == {"name": "bigscience/bloom-560m", "tokens": 2048}
+    assert set(hub.downloads()) == {"config.json", "README.md"}
+    hub.requests.clear()
+    assert command("inspect", ID, "--train-length", "64", "--json").json["base"] is None
+    assert "README.md" not in hub.downloads()
+
+
 def test_files_in_folders_come_too(
     make_source: Pristine, pristine: Pristine, hub: HubServer, command: Command, work: Path
 ) -> None:

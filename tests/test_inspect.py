@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from space.shown import facts
 
 from converter import convert, inspect
 from converter.scaling.scaling import Scaling
@@ -103,6 +104,51 @@ def test_the_default_conversion_is_shown(
     assert found.input_limit == result.input_limit
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "remedy"),
+    [
+        ("bloom", "--target-length 256", "leave out --target-length"),
+        ("converted", "--target-length 256", "give --dynamic position in place of --target-length"),
+        # Who names a method, or its ramp, chose it.
+        ("bloom", "--target-length 256 --method ntk", None),
+        ("bloom", "--target-length 256 --ramp 0.2 0.5", None),
+        ("bloom", "--scale 4", None),
+        ("bloom", "", None),
+        # Encoders and rotary models have no better default.
+        ("jina_bert", "--target-length 256", None),
+        ("llama", f"--target-length {2 * rotary.LENGTH}", None),
+    ],
+)
+def test_a_note_on_one_factor_for_all_lengths(
+    pristine: Pristine, run: RunCli, tmp_path: Path, name: str, words: str, remedy: str | None
+) -> None:
+    """It names the default, and changes nothing."""
+    source = pristine("bloom" if name == "converted" else name)
+    if name == "converted":
+        convert(source, tmp_path / "converted", train_length=64, verify=False)
+        source = tmp_path / "converted"
+    options = words.split()
+    if name != "llama":
+        options += ["--train-length", "64"]
+    out = ["--out", tmp_path / "out"]
+    shown = run("inspect", source, *options, "--json")
+    planned = run(source, *options, *out, "--dry-run", "--json")
+    written = run(source, *options, *out, "--no-verify")
+    for found in (shown, planned, written):
+        assert found.code == 0
+        assert found.err.count("--target-length") == (remedy or "").count("--target-length") + bool(remedy)
+        if remedy is not None:
+            [note] = [line for line in found.err.splitlines() if "--target-length" in line]
+            says(note, "note: ", "one factor for all lengths", "ntk", remedy, "by-parts by position")
+    recommended = shown.json["recommended"]
+    if remedy is None:
+        assert recommended is None
+        return
+    assert (recommended["type"], recommended["dynamic"]) == ("by-parts", "position")
+    assert planned.json["alibi_scaling"] == {"type": "ntk", "factor": 4.0}
+    assert "one factor for all" not in (tmp_path / "out/README.md").read_text(encoding="utf-8")
+
+
 def test_a_converted_repository(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
     convert(pristine("bloom"), tmp_path / "out", scale=2.0, train_length=64, verify=False)
     values = run("inspect", tmp_path / "out", "--json").json
@@ -166,6 +212,73 @@ def test_a_length_key_that_speaks_against_the_trained_length_is_told(
     result = convert(source, tmp_path / "out", dry_run=True)
     assert result.train_length == 2048
     assert any("seq_length 8192" in note for note in result.notes) == told
+
+
+def in_card(base_model: str) -> str:
+    return f"---\nlicense: mit\nbase_model: {base_model}\n---\n# Mine\n"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "card", "suggested"),
+    [
+        ("bloom", {}, in_card(BLOOM), 2048),
+        ("bloom", {}, in_card(f"[{BLOOM}]"), 2048),
+        ("jina_bert", {}, in_card(JINA), 512),
+        # The length key speaks against the checkpoint that the config names.
+        ("bloom", trained(BLOOM, seq_length=8192), in_card("bigscience/bloom-560m"), 2048),
+        # A length that is known
+        ("bloom", trained(BLOOM), in_card(BLOOM), None),
+        # No single known checkpoint of the family
+        ("bloom", {}, in_card(f"[{BLOOM}, bigscience/bloom-560m]"), None),
+        ("bloom", {}, in_card(STORYWRITER), None),
+        ("bloom", {}, in_card("ada/mine"), None),
+        ("bloom", {}, in_card("{a: b}"), None),
+        ("bloom", {}, in_card("[" * 100), None),
+        ("bloom", {}, "# Mine\n", None),
+        ("bloom", {}, None, None),
+    ],
+)
+def test_the_trained_length_of_a_base_is_suggested_and_never_taken(
+    make_source: MakeSource,
+    run: RunCli,
+    tmp_path: Path,
+    family: str,
+    changes: dict[str, Any],
+    card: str | None,
+    suggested: int | None,
+) -> None:
+    source = make_source(family, changes)
+    if card is not None:
+        (source / "README.md").write_text(card, encoding="utf-8")
+    shown, planned = run("inspect", source), run(source, "--out", tmp_path / "out", "--dry-run")
+    found = inspect(source)
+    assert found.train_length == (2048 if "_name_or_path" in changes else None)
+    assert planned.code == (0 if found.train_length else 2)
+    asked = facts(found, "decoder")
+    if suggested is None:
+        assert found.base is None
+        assert "its base" not in shown.out + planned.out + planned.err
+        assert ("its base was trained at" in asked) == (found.train_length is None)
+        return
+    assert found.base is not None
+    assert found.base.tokens == suggested
+    words = (f"its base {found.base.name}", f"--train-length {suggested}")
+    [row] = [line for line in shown.out.splitlines() if line.startswith("trained length")]
+    says(row, words)
+    if found.train_length is None:
+        says(planned.err, words)
+        says(asked, f"say {suggested}")
+    else:
+        says(planned.out, words)
+
+
+def test_a_card_that_leads_out_of_the_folder_suggests_nothing(
+    make_source: MakeSource, tmp_path: Path
+) -> None:
+    source = make_source()
+    (tmp_path / "elsewhere.md").write_text(in_card(BLOOM), encoding="utf-8")
+    (source / "README.md").symlink_to(tmp_path / "elsewhere.md")
+    assert inspect(source).base is None
 
 
 def test_a_config_without_a_model_type(make_source: MakeSource, run: RunCli) -> None:

@@ -31,6 +31,7 @@ from tests.hub_server import (
     Request,
     refused,
 )
+from tests.messages import says
 from tests.patched import CHECKED
 from tests.test_instructions_to_libraries import UNSEEN
 from tests.test_manifest import TAMPERED, cut, flip
@@ -532,6 +533,55 @@ def test_names_that_cannot_be(here: Command, words: list[str]) -> None:
     refused(here("push", "out", *words), code=2)
 
 
+@pytest.mark.parametrize("words", [["bloom"], [ID, "--branch", "a b"]])
+@pytest.mark.usefixtures("out")
+def test_names_that_cannot_be_in_a_dry_run_without_a_token(command: Command, words: list[str]) -> None:
+    refused(command("push", "out", *words, "--dry-run", HF_TOKEN=""), code=2)
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [
+        (f"https://huggingface.co/{ID}", 0),
+        (f"https://hf.co/{ID}/", 0),
+        (f"https://huggingface.co/{ID}/tree/main", 2),
+        (f"https://huggingface.co/datasets/{ID}", 2),
+        (f"https://example.com/{ID}", 2),
+    ],
+)
+def test_an_address_stands_for_its_id(hub: HubServer, push: Push, out: Path, address: str, code: int) -> None:
+    run = push(to=address)
+    assert run.code == code, run.err
+    if code:
+        refused(run, "USER/NAME", code=2)
+        assert sent(hub) == []
+    else:
+        assert run.out == f"{hub.endpoint}/{ID}\n"
+        assert pushed(hub) == contents(out)
+
+
+@pytest.mark.version
+def test_a_dry_run_says_what_is_sent_and_what_is_left_out(hub: HubServer, push: Push, out: Path) -> None:
+    """With a token, also what the Hub has; it sends and verifies nothing."""
+    (out / "notes.txt").write_text("mine")
+    told = push("--dry-run", "--json", HF_TOKEN="").json
+    assert told["files"] == {name: len(data) for name, data in contents(out).items() if name != "notes.txt"}
+    assert (told["left"], told["changes"], told["dry_run"]) == (["notes.txt"], None, True)
+    assert hub.requests == []
+    said = push("--dry-run", HF_TOKEN="").out
+    says(said, ID, "model-00001-of-00004.safetensors", "not sent: notes.txt", "the Hub was not asked")
+
+    assert set(push("--dry-run", "--json").json["changes"]["changed"]) == set(told["files"])
+    assert sent(hub) == []
+    assert push().code == 0
+    hub.requests.clear()
+    assert push("--dry-run", "--json").json["changes"]["changed"] == []
+    says(push("--dry-run").out, "on the Hub already: ")
+    (out / "README.md").write_text("---\nlicense: mit\n---\n# Other\n")
+    assert push("--dry-run", "--json").json["changes"]["changed"] == ["README.md"]
+    assert sent(hub) == []
+
+
 @pytest.mark.version
 def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path) -> None:
     """The client tries each file six times; two are taken before the connection is gone for good."""
@@ -657,9 +707,9 @@ def test_from_the_hub_to_the_hub(
     [
         (None, [], ""),
         (None, ["--push-to-hub", "Lab/x"], ""),
+        (None, ["--push-to-hub", "https://huggingface.co/Lab/x"], ""),
         (None, ["--push-to-hub", SOURCE.upper()], SOURCE.upper()),
         (None, ["--token", "hf_unknown_secret"], "401"),
-        (None, ["HF_TOKEN="], "write access"),
         (CARD, [], ""),
         ("onnx/old.onnx", [], "onnx/old.onnx"),
         ("onnx/old.onnx", ["--overwrite"], ""),
@@ -681,14 +731,25 @@ def test_the_target_is_checked_before_the_work(
         (tmp_path / "held" / held).write_text("theirs")
         hub.commit(ID, tmp_path / "held")
     before = {name: repository.refs.copy() for name, repository in hub.repositories.items()}
-    token = TOKEN
-    if "HF_TOKEN=" in words:
-        words, token = [], ""
-    run = command(*CONVERT, "--push-to-hub", ID, *words, "--dry-run", HF_TOKEN=token)
+    run = command(*CONVERT, "--push-to-hub", ID, *words, "--dry-run", HF_TOKEN=TOKEN)
     assert run.code == bool(part), run.err
     assert part in run.err
     assert run.err.count("\n") == bool(part)
     assert {name: repository.refs for name, repository in hub.repositories.items()} == before
+    assert list(work.iterdir()) == []
+    assert "model.safetensors" not in hub.downloads()
+
+
+@pytest.mark.version
+@pytest.mark.usefixtures("source")
+def test_without_a_token_only_a_dry_run_goes_on(hub: HubServer, command: Command, work: Path) -> None:
+    hub.requests.clear()
+    words = (*CONVERT, "--push-to-hub", ID)
+    refused(command(*words, HF_TOKEN=""), "write access", "--token")
+    run = command(*words, "--dry-run", HF_TOKEN="")
+    assert run.code == 0, run.err
+    refused(command(*CONVERT, "--push-to-hub", "bloom", "--dry-run", HF_TOKEN=""), "USER/NAME", code=2)
+    says(run.err, "the Hub was not asked", ID, "no token")
     assert list(work.iterdir()) == []
     assert "model.safetensors" not in hub.downloads()
 

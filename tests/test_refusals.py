@@ -12,6 +12,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import onnx
 import onnxruntime
@@ -574,6 +575,7 @@ FILES: dict[str, Change] = {
     "RESULTS": rows(Results([], {}).to_json()),
     "DAMAGED": rows({"format": 1, "measurements": [{}]}),
     "BROKEN": text("["),
+    "results.json": text("["),
     "EMPTY": Path.mkdir,
     "NEW": nothing,
     "NOWHERE": nothing,
@@ -674,6 +676,12 @@ MEASURING = [
     Line(TUNE, ("at least 120", "give --text", "prompts of your own"), 2),
     Line(f"{TUNE} --text WINDOW", "only one window of 64", 2),
     Line("tune SOURCE --target-length 500 --train-length 256 --prompts PROMPTS", "no prompts between", 2),
+    Line(
+        "tune SOURCE --target-length 500 --train-length 300 --prompts PROMPTS",
+        ("256, 1024", "--target-length 1024 or more"),
+        2,
+    ),
+    Line("tune SOURCE --target-length 4096 --train-length 2048 --prompts PROMPTS", "give longer ones", 2),
     Line("tune SOURCE --target-length 1024 --train-length 256 --prompts ONE", "at least two", 2),
     Line("fit SOURCE --target-length 256 --text TEXT --out NEW", "no slopes to fit", 2, LLAMA),
     Line(f"{FIT} 96", ("--text", "--prompts"), 2),
@@ -696,7 +704,15 @@ MEASURING = [
     Line(f"{DRAW} --scales 2", ("--scales", "pictures of a model"), 2),
     Line(DRAW, "no measurements", 2),
     Line("plot DAMAGED --out NEW", "damaged"),
-    Line("plot BROKEN --out NEW", "not valid JSON"),
+    Line("plot results.json --out NEW", "not valid JSON"),
+    *(
+        Line(
+            f"plot {file} --out NEW",
+            (file.rpartition("/")[2], "not the results", "results.json", "a model's folder"),
+            2,
+        )
+        for file in ("BROKEN", "TEXT", "BINARY", "SOURCE/config.json", "SOURCE/model.safetensors")
+    ),
 ]
 
 
@@ -859,6 +875,13 @@ GRAPHS: dict[str, Line] = {
         for more in ("", " --dry-run")
     },
     **{
+        f"a value of --onnx{equals}": Line(
+            f"{CONVERT} --onnx{equals}int8", ("--onnx takes no value", "give --onnx-dtype int8"), 2
+        )
+        for equals in (" ", "=")
+    },
+    "a word after --onnx": Line(f"{CONVERT} --onnx int9", ("extra argument", "int9"), 2),
+    **{
         f"a conversion without padding{more}": Line(
             f"{CONVERT} --onnx{more}",
             "--set pad_token_id=N\n",
@@ -895,6 +918,33 @@ def test_command_lines(
     line = refused(*in_words(row, pristine, tmp_path), code=row.code)
     says(line, row.words)
     assert "`" not in line
+
+
+TO_1024 = "--target-length 1024 --train-length"
+EARLY = [
+    Line("tune SOURCE --target-length 64", "add --train-length", 2),
+    Line("tune SOURCE --target-length 64 --train-length 64", "--target-length 64", 2),
+    Line("tune SOURCE --target-length 500 --train-length 300 --prompts PROMPTS", "1024 or more", 2),
+    Line(f"tune SOURCE {TO_1024} 512", ("is an encoder", "give --text"), 2, MASKED),
+    Line(f"tune SOURCE {TO_1024} 512 --beir BEIR", "beir is for encoders", 2),
+    Line("eval SOURCE", "--train-length", 2),
+    Line("eval SOURCE --methods by-parts --scales 2 --lengths 64", "add --train-length", 2),
+    Line("eval SOURCE --lengths 64", ("is an encoder", "give --text"), 2, MASKED),
+    Line("eval SOURCE --lengths 64 --prompts PROMPTS", "generates no text", 2, MASKED),
+    Line("eval SOURCE --lengths 64", "predicts masked tokens", 1, JINA_CLASSIFIER),
+    Line("fit SOURCE --target-length 256 --text TEXT --out NEW", "add --train-length", 2),
+    Line("fit SOURCE --target-length 256 --text TEXT --out NEW", "no slopes to fit", 2, LLAMA),
+]
+
+
+@pytest.mark.version
+@pytest.mark.parametrize("row", EARLY, ids=lambda row: f"{row.model[0]} {row.command}")
+def test_wrong_usage_is_said_before_the_work(
+    pristine: Pristine, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Line
+) -> None:
+    """Before the model is converted and verified, which takes the time."""
+    monkeypatch.setattr("converter.evaluation.evaluated_model._convert", Mock(side_effect=AssertionError))
+    says(refused(*in_words(row, pristine, tmp_path), code=row.code), row.words)
 
 
 # What the machine lacks

@@ -191,6 +191,23 @@ def test_verdicts(measure: str, scores: tuple[list[float], list[float]], verdict
     assert found.comparison == compare_scores(measure, *scores)
     assert found.comparison.low < found.comparison.high or math.isinf(found.comparison.difference)
     assert found.needed > found.items
+    gained = found.comparison.difference - (measure == "perplexity")
+    if measure == "perplexity":
+        gained = -gained
+    assert found.seen == gained
+    if 0 < gained < math.inf:
+        assert found.needed_for_seen is not None
+        assert found.needed_for_seen > found.items
+    else:
+        assert found.needed_for_seen is None
+
+
+def test_the_gain_that_was_seen_takes_fewer_prompts_than_ten_points() -> None:
+    """A third of the prompts got better, of which few may be by chance."""
+    found = concluded("retrieval", *right(3, 0, 6))
+    assert (found.verdict, found.gain, found.seen) == ("cannot tell", WORTH, 1 / 3)
+    assert found.needed_for_seen is not None
+    assert found.items < found.needed_for_seen < found.needed / 5
 
 
 @pytest.mark.parametrize(
@@ -336,7 +353,16 @@ def choice(measure: str, scores: Any, other: Any = None, short: Any = None) -> C
                 "Give more",
             ],
         ),
-        ([choice("perplexity", lost(-0.05, 4))], "cannot tell", ["4 windows", "a gain of 2 %"]),
+        (
+            [choice("retrieval", right(3, 0, 6))],
+            "cannot tell",
+            ["of 10 points, and", "33.3 points that"],
+        ),
+        (
+            [choice("perplexity", lost(-0.05, 4))],
+            "cannot tell",
+            ["4 windows", "gain of 2 %, and", "% that"],
+        ),
         ([], "cannot tell", ["Give prompts"]),
         ([choice("retrieval", WORSE)], "does not help", ["and 30 worse"]),
         ([choice("retrieval", NO_GAIN)], "does not help", ["100 prompts", "0 are answered better"]),
@@ -419,12 +445,18 @@ def text_file(path: Path, words: int) -> Path:
     return path
 
 
-def test_a_text_alone_means_perplexity(pristine: Pristine, tmp_path: Path) -> None:
+def test_a_text_alone_means_perplexity(
+    pristine: Pristine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And the bars say what runs, from Python too."""
     text = text_file(tmp_path / "text.txt", 4000)
     said: list[str] = []
     slopes = tmp_path / "slopes.json"
     slopes.write_text(json.dumps(fitted_scaling(4, 2)))
-    result = tune(pristine("bloom"), 64, text=text, items=8, train_length=24, slopes=slopes, say=said.append)
+    options: dict[str, Any] = {"train_length": 24, "slopes": slopes, "say": said.append, "progress": True}
+    result = tune(pristine("bloom"), 64, text=text, items=8, **options)
+    bars = capfd.readouterr().err
+    says(bars, "verified loading: 100%", "none: ", "concave by position: ", "tuning: 100%")
     assert [each.measure for each in result.choices] == ["perplexity"]
     assert [each.length for each in result.curve.measurements] == [24, 48, 64] * 2
     # Perplexities of one table are of the same windows, and fitted slopes are one more candidate.

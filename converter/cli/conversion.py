@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,9 @@ from converter.cli.options import (
 from converter.errors import ConverterError, UsageError, option
 from converter.formatting import argv
 from converter.interrupts import Interrupted
+from converter.onnx.options import DTYPES as ONNX_DTYPES
 from converter.onnx.options import OnnxOptions
+from converter.scaling.scaling import read_scaling
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
 
 if TYPE_CHECKING:
@@ -48,7 +51,21 @@ if TYPE_CHECKING:
     from converter.publish.push import PushOptions
 
 
-@click.command(cls=Command)
+class ConvertCommand(Command):
+    """The command that names the option which is meant by a value of ``--onnx``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = " ".join(args).replace("--onnx=", "--onnx ").split()
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError:
+            for flag, value in pairwise(typed):
+                if flag == "--onnx" and value in ONNX_DTYPES:
+                    raise UsageError(f"--onnx takes no value; give --onnx-dtype {value} beside it") from None
+            raise
+
+
+@click.command(cls=ConvertCommand)
 @model_argument
 @scaling_options
 @out_option
@@ -99,6 +116,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
 
     Plain transformers loads the copy. MODEL is only read.
     """
+    from converter.cli import report
     from converter.conversion import prepare
     from converter.onnx import requirements
     from converter.publish import push as pushing
@@ -120,9 +138,17 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     if graph is not None:
         requirements.check_exportable(conversion.plan, graph)
     if target is not None:
-        pushing.check_target(target, conversion.plan.model.origin, conversion.plan.files.config)
+        pushing.check_names(target)
+        if target.has_token or not arguments["dry_run"]:
+            pushing.check_target(target, conversion.plan.model.origin, conversion.plan.files.config)
+    model, request = conversion.plan.model, conversion.plan.request
+    recommended = model.recommended(request)
+    if recommended is not None:
+        say(report.one_factor(recommended, converted=model.converted))
     if arguments["dry_run"]:
         _show_preview(conversion, graph)
+        if target is not None and not target.has_token:
+            say(report.not_asked(target.repo_id))
     else:
         _carry_out(conversion, graph, target)
 
@@ -211,6 +237,8 @@ def inspect(**arguments: Any) -> None:
 
     result = run(**arguments)
     show(result.to_json(), report.inspection(result))
+    if result.recommended is not None:
+        say(report.one_factor(read_scaling(result.recommended), converted=result.converted))
 
 
 @click.command(cls=Command)
@@ -239,15 +267,25 @@ def families(name: str, markdown: bool) -> None:
 @argument("repo_id", metavar="USER/NAME", help="Repository on the Hub; it is created if it does not exist.")
 @push_options
 @push_option("--overwrite", is_flag=True, help="Replace what the repository or branch holds.")
+@push_option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be sent and what is left out, but send nothing. It needs no token.",
+)
 @token_option
-def push(**arguments: Any) -> None:
+def push(dry_run: bool, **arguments: Any) -> None:
     """Verify a converted model and push it to the Hub.
 
     All files are pushed in one commit.
     """
     from converter.cli import report
+    from converter.publish.push import preview
     from converter.publish.push import push as run
 
+    if dry_run:
+        planned = preview(**arguments, progress=progress())
+        show(planned.to_json(), report.push_preview(planned))
+        return
     result = run(**arguments, progress=progress())
     show(result.to_json(), result.url)
     say(report.pushed(result, verbose=given("verbose")))

@@ -128,7 +128,11 @@ source_options = options(
 scaling_options = options(
     scaling_option("--scale", type=float, metavar="A", help="Scale factor, at least 1."),
     scaling_option(
-        "--target-length", type=int, metavar="N", help="Length to reach in tokens: A = N / trained length."
+        "--target-length",
+        type=int,
+        metavar="N",
+        help="Length to reach in tokens, by one factor for all lengths: A = N / trained length. The "
+        "default, by position, needs none.",
     ),
     scaling_option(
         "--method",

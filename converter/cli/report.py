@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from converter.formatting import bytes_text
 from converter.model.overrides import set_values
 from converter.rotary.settings import Change
-from converter.scaling.scaling import number_text, read_scaling
+from converter.scaling.scaling import Scaling, number_text, read_scaling
 
 if TYPE_CHECKING:
     from converter.catalogue import Entry
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from converter.evaluation.tune import Choice, Tuning
     from converter.families.family import Trained
     from converter.inspection import Inspection, SlopeTable
-    from converter.publish.push import PushResult
+    from converter.publish.push import PushPreview, PushResult
 
 MOST_NAMES = 20
 """Most file names that one line lists."""
@@ -52,6 +52,20 @@ def plan(result: ConversionResult) -> str:
     more = _remarks(result)
     lines += ["", *more] if more else []
     return "\n".join(lines)
+
+
+def one_factor(recommended: Scaling, *, converted: bool) -> str:
+    """The note on a target length without a method, for a decoder that gets ``recommended`` by default.
+
+    A converted repository keeps its scaling without any option, so there the default has to be asked for.
+    """
+    remedy = "leave out --target-length"
+    if converted:
+        remedy = f"give --dynamic {recommended.dynamic} in place of --target-length"
+    return (
+        f"note: --target-length gives one factor for all lengths, method ntk; recommended: {remedy}, for the "
+        f"default: {recommended.method} by {recommended.dynamic}, at every length"
+    )
 
 
 def summary(result: ConversionResult, *, verbose: bool) -> str:
@@ -193,9 +207,13 @@ def _choice(choice: Choice, name: str) -> str:
     judged = choice.judgement
     masked = choice.measure == PERPLEXITY
     items, unit = ("windows", " %") if masked else ("prompts", " points")
-    gain = f"{100 * judged.gain:.3g}{unit}"
     if judged.verdict == "cannot tell":
-        said = f"cannot tell with {judged.items} {items}: {judged.needed} would show a gain of {gain}"
+        said = (
+            f"cannot tell with {judged.items} {items}: {judged.needed} would show a gain of "
+            f"{100 * judged.gain:.3g}{unit}"
+        )
+        if judged.needed_for_seen is not None:
+            said += f", and {judged.needed_for_seen} the {100 * judged.seen:.3g}{unit} that were seen"
     elif choice.verdict != judged.verdict:
         said = f"helps, but harms {'retrieval' if masked else PERPLEXITY}"
     else:
@@ -240,6 +258,29 @@ def pushed(result: PushResult, *, verbose: bool) -> str:
     return "\n".join([*lines, *_checked(result)])
 
 
+def push_preview(found: PushPreview) -> str:
+    """What a push would send, and what it would leave out."""
+    where = found.repo + (f" (branch {found.branch})" if found.branch != "main" else "")
+    total = f"{_files(len(found.files))}, {bytes_text(sum(found.files.values()))}"
+    lines = [f"{where} would get {total}", ""]
+    width = max(map(len, found.files))
+    lines += [f"  {name:{width}}  {bytes_text(size):>10}" for name, size in found.files.items()]
+    lines += ["", f"not sent: {_names(found.left)}" if found.left else "nothing in the folder is left out"]
+    if found.changes is None:
+        return "\n".join([*lines, not_asked(found.repo)])
+    changes = found.changes
+    there = [name for name in found.files if name not in changes.changed and name not in changes.kept]
+    lines += [f"on the Hub already: {_names(there)}"] if there else []
+    lines += [f"would be deleted there: {_names(changes.deleted)}"] if changes.deleted else []
+    lines += [f"would stay as it is there: {_names(changes.kept)}, written by hand"] if changes.kept else []
+    lines += [f"would be of the older model: {_names(changes.stale)}"] if changes.stale else []
+    return "\n".join(lines)
+
+
+def not_asked(repo_id: str) -> str:
+    return f"the Hub was not asked what {repo_id} holds, because there is no token"
+
+
 def _names(names: Sequence[str]) -> str:
     """The first names of a list of files."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
@@ -255,7 +296,7 @@ def inspection(found: Inspection) -> str:
         "parameters": "not known without loading",
         "weights": "none found",
         **_needs(found),
-        "trained length": found.train_length_origin,
+        "trained length": _trained_length(found),
     }
     if found.commit:
         rows["source"] += f" at {found.commit}"
@@ -268,8 +309,6 @@ def inspection(found: Inspection) -> str:
     if found.files:
         total = sum(size or 0 for size in found.files.values())
         rows["weights"] = f"{_files(len(found.files))}, {bytes_text(total)}"
-    if found.train_length is not None:
-        rows["trained length"] = f"{found.train_length} tokens, {found.train_length_origin}"
     if found.input_limit:
         rows["input limit"] = f"{found.input_limit} tokens"
     if found.overrides:
@@ -287,6 +326,15 @@ def inspection(found: Inspection) -> str:
     if found.rotary:
         return "\n".join([*lines, "", *_positions("pair", found.frequencies)])
     return "\n".join([*lines, "", *_positions("head", found.slopes)])
+
+
+def _trained_length(found: Inspection) -> str:
+    text = found.train_length_origin
+    if found.train_length is not None:
+        text = f"{found.train_length} tokens, {text}"
+    if found.base is not None:
+        text += f"; {found.base}: --train-length {found.base.tokens}"
+    return text
 
 
 def _positions(row: str, table: SlopeTable) -> list[str]:

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from converter.errors import UsageError, option
 from converter.evaluation.batches import masked_tokens, next_tokens
+from converter.evaluation.checks import LONGEST_PROMPT, check_kinds
 from converter.evaluation.comparison import Scores, TaskScores
 from converter.evaluation.embeddings import find
-from converter.evaluation.evaluated_model import LONGEST_PROMPT, EvaluatedModel
+from converter.evaluation.evaluated_model import EvaluatedModel
 from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.server import Served
-from converter.evaluation.tasks import EMBEDDED, GENERATED, TYPES, AnyTask, make_task
+from converter.evaluation.tasks import GENERATED, AnyTask, make_task
 from converter.evaluation.tasks.task import Collection, Item, Retrieval
 from converter.progress import Advance
 from converter.scaling.scaling import Scaling
@@ -61,13 +62,15 @@ class Benchmark:
         """Draws the prompts of the ``tasks`` and reads the ``text``.
 
         Without both, the tasks are those without a file that the tokenizer can read. There are at most
-        ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts. ``say``:
-        see ``read_windows``. Raises ``UsageError`` for what this model cannot be asked.
+        ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts.
+        ``say`` is called with a line about lengths that no document has; and see ``read_windows``. Raises
+        ``UsageError`` for what this model cannot be asked.
         """
         ordered = tuple(sorted(set(lengths)))
+        check_kinds(evaluated.model, tasks, text)
         if not tasks and not text:
             tasks = _readable(evaluated, ordered[0], seed)
-        _check_kinds(evaluated, tasks, text)
+        _check_outputs(evaluated, tasks, text)
         by_name: dict[str, AnyTask] = {}
         for task in tasks:
             if task.name in by_name:
@@ -78,6 +81,12 @@ class Benchmark:
             by_length = task.items(evaluated.tokenizer, ordered, items, seed)
             for length in sorted(by_length):
                 material[name, length] = by_length[length]
+            left_out = [length for length in ordered if length not in by_length]
+            if isinstance(task, Retrieval) and left_out:
+                say(
+                    f"{name} has no document of more than {max(by_length)} tokens, so it is not measured at "
+                    f"{', '.join(map(str, left_out))}"
+                )
         benchmark = cls(by_name, material, lengths=ordered)
         if not text:
             return benchmark
@@ -233,12 +242,6 @@ def _read(
 
 def _readable(evaluated: EvaluatedModel | Served, length: int, seed: int) -> list[AnyTask]:
     """The tasks without a file that fit the length, and whose words the tokenizer knows."""
-    if not evaluated.model.decoder:
-        options = " or ".join(TYPES[name].option for name in EMBEDDED)
-        raise UsageError(
-            f"{evaluated.model.name} is an encoder: give {option.text}, or queries and documents with "
-            f"{options}"
-        )
     unknown = getattr(evaluated.tokenizer, "unk_token_id", None)
     found: list[AnyTask] = []
     why = ""
@@ -258,21 +261,12 @@ def _readable(evaluated: EvaluatedModel | Served, length: int, seed: int) -> lis
     return found
 
 
-def _check_kinds(evaluated: EvaluatedModel | Served, tasks: Sequence[AnyTask], text: Sequence[Path]) -> None:
-    """Refuses tasks that are for another kind of model, and a text for an encoder that predicts none."""
-    name = evaluated.model.name
+def _check_outputs(
+    evaluated: EvaluatedModel | Served, tasks: Sequence[AnyTask], text: Sequence[Path]
+) -> None:
+    """Refuses an encoder that makes no vector of a text, and a text for one that predicts no tokens."""
     for task in tasks:
-        embeds = isinstance(task, Retrieval)
-        if embeds and evaluated.model.decoder:
-            raise UsageError(
-                f"the task {task.name} is for encoders, and {name} is not one; drop it, or give an encoder"
-            )
-        if not embeds and not evaluated.model.decoder:
-            raise UsageError(
-                f"{name} is an encoder and generates no text, which the task {task.name} needs; choose one "
-                f"of {', '.join(EMBEDDED)}"
-            )
-        if embeds:
+        if isinstance(task, Retrieval):
             assert isinstance(evaluated, EvaluatedModel)  # no server opens an encoder
             evaluated.pooling  # noqa: B018 -- raises before anything is computed
     if text:

@@ -6,12 +6,13 @@ answers by their probability, which takes another test: ``paired_test``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from converter.evaluation.results import PERPLEXITY, Bucket, Comparison, Measurement, Metric, Verdict
-from converter.evaluation.statistics import compare_scores, gain_to_show, summarise
+from converter.evaluation.statistics import compare_scores, gain_to_show, items_for, summarise
 from converter.scaling.scaling import Scaling
 
 RETRIEVAL = "retrieval"
@@ -43,6 +44,10 @@ class Conclusion:
     gain: float
     """The gain that ``needed`` items would show: in the mean score, or 1 minus a ratio of perplexities."""
     needed: int
+    seen: float
+    """The gain that was seen, as ``gain``; negative for a loss. Few items may show a large one by chance."""
+    needed_for_seen: int | None
+    """How many items would show a gain of ``seen``: more than there are. None if nothing was gained."""
 
 
 Scores = dict[tuple[str, int], TaskScores]
@@ -63,7 +68,13 @@ def conclude(baseline: TaskScores, candidate: TaskScores) -> Conclusion:
     items = len(candidate.scores)
     verdict = comparison.verdict(candidate.metric, items)
     gain, needed = gain_to_show(candidate.metric, candidate.scores, baseline.scores)
-    return Conclusion(verdict, comparison, items, gain, needed)
+    seen = comparison.difference
+    if candidate.metric == PERPLEXITY:
+        seen = 1 - seen
+    needed_for_seen = None
+    if 0 < seen < math.inf:
+        needed_for_seen = items_for(candidate.metric, candidate.scores, baseline.scores, seen)
+    return Conclusion(verdict, comparison, items, gain, needed, seen, needed_for_seen)
 
 
 def measurement(

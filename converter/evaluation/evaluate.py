@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from converter.errors import UsageError, option
 from converter.evaluation.benchmark import Benchmark, default_lengths
+from converter.evaluation.checks import check_kinds
 from converter.evaluation.comparison import Scores, measurement
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
 from converter.evaluation.results import Measurement, Results
@@ -19,6 +20,7 @@ from converter.evaluation.runner import choose
 from converter.evaluation.scalings import grid
 from converter.evaluation.server import Served, open_served
 from converter.evaluation.tasks import AnyTask, make_tasks
+from converter.model.model import Model
 from converter.paths import listed
 from converter.progress import token_bar
 from converter.scaling.request import Parts
@@ -115,6 +117,13 @@ def evaluate(
     settings = run_settings(seed, files, items=items)
     needs_lengths = not asked or bool(files or lengths) or not all(task.own_lengths for task in asked)
 
+    def check(opened: Model) -> None:
+        check_kinds(opened, asked, files)
+        for request in requests:
+            opened.resolve(request)
+        if needs_lengths:
+            default_lengths(opened.name, opened.trained.tokens, lengths)
+
     measurements: list[Measurement] = []
     baselines: Scores = {}
     described: dict[str, Mapping[str, Any]] = {}
@@ -122,7 +131,7 @@ def evaluate(
         opened: AbstractContextManager[EvaluatedModel | Served]
         if server is None:
             hardware = choose(device, dtype, batch_size)
-            opened = open_evaluated_model(model, hardware, progress=progress, **source)
+            opened = open_evaluated_model(model, hardware, check=check, progress=progress, **source)
         else:
             opened = open_served(model, server, model_name, concurrency, say=say, **source)
         with opened as evaluated:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from converter.errors import SourceError, UnsupportedModel, UsageError, option, out_of_memory, reason
 from converter.evaluation.batches import Batch
+from converter.evaluation.checks import check_encoder_head
 from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.results import OTHER_CODE
 from converter.evaluation.runner import Hardware, complete, losses
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
     from converter.model.open import SourceOptions
 
 CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
-LONGEST_PROMPT = 1 << 24
-"""Most tokens in a prompt: building a longer one would take all memory."""
 
 
 @dataclass
@@ -78,25 +77,6 @@ class EvaluatedModel:
     stock: Slopes = ()
     """Of an ALiBi model that has been loaded."""
     _dtype: torch.dtype | str | None = None
-
-    def trained_length_below(self, target: int) -> int:
-        """The trained length; raises ``UsageError`` unless the model can be scaled from it to the target."""
-        trained = self.model.trained.tokens
-        if target > LONGEST_PROMPT:
-            raise UsageError(
-                f"{option.target_length} {target} is out of range; give at most {LONGEST_PROMPT}"
-            )
-        if trained is None:
-            raise UsageError(
-                f"the trained length of {self.model.name} is {self.model.trained.origin}; add "
-                f"{option.train_length}"
-            )
-        if target <= trained:
-            raise UsageError(
-                f"{option.target_length} {target} is not above the trained length {trained}; nothing needs "
-                "scaling"
-            )
-        return trained
 
     @property
     def predicts_masked(self) -> bool:
@@ -287,10 +267,21 @@ def open_language_model(
 
 @contextlib.contextmanager
 def open_evaluated_model(
-    model: str | Path, hardware: Hardware, *, progress: bool = False, **options: Unpack[SourceOptions]
+    model: str | Path,
+    hardware: Hardware,
+    *,
+    check: Callable[[Model], object] = bool,
+    progress: bool = False,
+    **options: Unpack[SourceOptions],
 ) -> Iterator[EvaluatedModel]:
-    """Opens a checkpoint, stock or converted, for evaluation; see ``evaluate`` for what it raises."""
+    """Opens a checkpoint, stock or converted, for evaluation; see ``evaluate`` for what it raises.
+
+    ``check`` is called before the weights are downloaded and verified. It raises for what is wrong with the
+    evaluation.
+    """
     opened = open_language_model(model, progress=progress, **options)
+    check_encoder_head(opened)
+    check(opened)
     source = opened.source
     fetch(source, [CONFIG, *small_files(source.files), *weight_files(source)])
     if not isinstance(opened, AlibiModel):
@@ -303,12 +294,6 @@ def open_evaluated_model(
             repository = _convert(opened, folder, UNSCALED, progress=progress)
             assert isinstance(repository, AlibiModel)
             imported = stack.enter_context(ImportedRepository.load(repository))
-            headless = imported.architecture is imported.backbone
-            if not (opened.decoder or headless or auto_class(imported.model.result_config) == MASKED):
-                raise UnsupportedModel(
-                    f"{source.name} neither embeds texts nor predicts masked tokens "
-                    f"({imported.architecture.__name__}); evaluation needs one of them"
-                )
         tokenizer = load_tokenizer(folder, source.name, imported)
         evaluated = EvaluatedModel(opened, tokenizer, hardware, work, imported)
         try:

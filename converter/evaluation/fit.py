@@ -13,6 +13,7 @@ import numpy as np
 
 from converter import interrupts
 from converter.errors import UsageError, option
+from converter.evaluation.checks import trained_length_below
 from converter.evaluation.evaluate import run_settings
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
 from converter.evaluation.losses import pieces
@@ -31,6 +32,7 @@ from converter.evaluation.statistics import power_text
 from converter.evaluation.tasks import AnyTask, Task
 from converter.evaluation.trainable import TrainableAlibi, memory, row_losses
 from converter.formatting import bytes_text
+from converter.model.model import Model
 from converter.paths import listed
 from converter.progress import steps as step_bar
 from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Scaling
@@ -159,10 +161,14 @@ def fit(
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files)
     hardware = _hardware(device, dtype, batch_size)
-    with open_evaluated_model(model, hardware, progress=progress, **source) as evaluated:
+
+    def check(opened: Model) -> None:
+        _check_model(opened, prompts)
+        trained_length_below(opened, target_length)
+
+    with open_evaluated_model(model, hardware, check=check, progress=progress, **source) as evaluated:
         started = time.monotonic()
-        _check_model(evaluated, prompts)
-        trained = evaluated.trained_length_below(target_length)
+        trained = trained_length_below(evaluated.model, target_length)
         if dynamic is None and not evaluated.model.decoder:
             static = True
         stretched = target_length if static else None
@@ -213,14 +219,13 @@ def _check_form(static: bool, dynamic: Basis | None) -> None:
         )
 
 
-def _check_model(evaluated: EvaluatedModel, prompts: Sequence[AnyTask]) -> None:
+def _check_model(model: Model, prompts: Sequence[AnyTask]) -> None:
     """Refuses a model without slopes, and prompts for one that gives no answers."""
-    name = evaluated.model.name
-    if evaluated.imported is None:
-        raise UsageError(f"{name} has rotary positions, which have no slopes to fit; see tune")
-    if prompts and not evaluated.model.decoder:
+    if model.positions == "rotary":
+        raise UsageError(f"{model.name} has rotary positions, which have no slopes to fit; see tune")
+    if prompts and not model.decoder:
         raise UsageError(
-            f"{name} is an encoder and gives no answers; drop {option.prompts}, give {option.text}"
+            f"{model.name} is an encoder and gives no answers; drop {option.prompts}, give {option.text}"
         )
 
 

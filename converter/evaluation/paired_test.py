@@ -11,16 +11,16 @@ import numpy as np
 
 from converter.errors import NoGain
 from converter.evaluation.evaluated_model import EvaluatedModel
-from converter.evaluation.results import FEWEST, SIGNIFICANT, WORTH_RATIO, Verdict
+from converter.evaluation.results import FEWEST, SIGNIFICANT, WORTH, WORTH_RATIO, Verdict
 from converter.evaluation.split import ONE_IN_TEST, Split, most_test_items
-from converter.evaluation.statistics import items_to_show, permutation_p, t_interval
+from converter.evaluation.statistics import items_to_show, larger_gain_to_show, permutation_p, t_interval
 from converter.evaluation.trainable import row_losses
 from converter.scaling.scaling import Scaling
 
 ITEMS = {"text": "windows", "prompts": "prompts"}
 """What is tested, by measure."""
 SMALL = -math.log(WORTH_RATIO)
-"""The gain that is worth a fit: of the loss in nats, and of an answer's probability."""
+"""The smallest gain that is worth a fit: of the loss in nats, and of an answer's probability."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,13 @@ class PairedTest:
     loss is tested; in prompts the probability exp(-loss) of an answer's tokens, so that one prompt that stays
     wrong cannot outweigh all others."""
     verdict: Verdict
+    gain: float
+    """A gain that more items would show: of the probability of prompts' answers, or of a text's loss in nats.
+    It is the one that is worth it, ``WORTH`` or ``SMALL``, halved while these items would have shown it."""
+    needed_for_gain: int
+    """Items that would show ``gain``."""
+    seen: float
+    """The gain that was seen, as ``gain``; negative for a loss. Few items may show a large one by chance."""
     needed: int
     """Items that would show the gain that was seen, or one of ``SMALL`` if that was less."""
     harms: bool
@@ -109,6 +116,7 @@ def paired_test(measure: str, length: int, before: Sequence[float], after: Seque
         verdict = "cannot tell"
 
     spread = float(np.std(gains)) if math.isfinite(gain) else 0.0
+    worth, for_worth = larger_gain_to_show(spread, WORTH if measure == "prompts" else SMALL, len(gains))
     needed = items_to_show(spread, max(SMALL, gain))  # of a gain that is not a number, the first
     if verdict == "cannot tell":
         needed = max(needed, len(gains) + 1)
@@ -121,6 +129,9 @@ def paired_test(measure: str, length: int, before: Sequence[float], after: Seque
         better=int((falls > 0).sum()),
         p=p,
         verdict=verdict,
+        gain=worth,
+        needed_for_gain=for_worth,
+        seen=gain,
         needed=needed,
         harms=harms,
     )
@@ -147,14 +158,29 @@ def check_gain(gain_tests: Sequence[PairedTest], harm_tests: Sequence[PairedTest
     nearest = min(undecided, key=lambda test: test.needed / test.items)
     most = most_test_items(nearest.length)
     if nearest.needed > most:
-        more = f"but at most {most} judge: give other ones, more steps, or a formula (tune)"
+        more = f"at most {most} judge: give other ones, more steps, or a formula (tune)"
     else:
         more = f"give about {ONE_IN_TEST * nearest.needed}: one in {ONE_IN_TEST} judges"
     raise NoGain(
         f"cannot tell whether the fitted slopes are better on what was kept back ({said}), so nothing was "
-        f"written ({how}); {nearest.needed} {ITEMS[nearest.measure]} would most likely show it, {more}",
+        f"written ({how}); {_sizes(nearest)}; {more}",
         "cannot tell",
     )
+
+
+def _sizes(test: PairedTest) -> str:
+    """How many items would show a gain that is worth it, and the one that was seen, if that is no chance."""
+    items = ITEMS[test.measure]
+    said = f"{test.needed_for_gain} {items} would most likely show a gain of {_in_unit(test, test.gain)}"
+    if test.seen > SMALL:
+        return f"{said}, and {test.needed} the {_in_unit(test, test.seen)} that were seen"
+    return f"{said}, and {test.needed} one of {_in_unit(test, SMALL)}"
+
+
+def _in_unit(test: PairedTest, gain: float) -> str:
+    if test.measure == "prompts":
+        return f"{100 * gain:.3g} points of the answers' probability"
+    return f"{100 * -math.expm1(-gain):.3g} % of perplexity"
 
 
 def _in_words(test: PairedTest) -> str:

@@ -26,6 +26,7 @@ from converter.evaluation.batches import (
     next_tokens,
 )
 from converter.evaluation.benchmark import Benchmark, Material, doubling_lengths
+from converter.evaluation.checks import check_prompt_lengths
 from converter.evaluation.evaluated_model import EvaluatedModel
 from converter.evaluation.losses import pieces
 from converter.evaluation.results import FEWEST
@@ -60,15 +61,12 @@ class Halves:
 
 def in_halves(benchmark: Benchmark, trained: int, target: int) -> Halves:
     """The halves; raises ``UsageError`` if a task, or the text, has too little for two."""
+    for name, task in benchmark.tasks.items():
+        lengths = [length for task_name, length in benchmark.material if task_name == name]
+        check_prompt_lengths(task, lengths, trained, target)
     benchmark = benchmark.up_to(target)
     longest = benchmark.at_longest().material
-    for name in benchmark.tasks:
-        length = max((length for task, length in longest if task == name), default=0)
-        if length <= trained:
-            raise UsageError(
-                f"{name} has no prompts between the trained length {trained} and the target {target}; "
-                f"give longer ones, or another {option.target_length}"
-            )
+    for name, length in longest:
         if len(longest[name, length]) < 2:
             raise UsageError(
                 f"{name} has one prompt of length {length}, but choosing and judging need one each; give "

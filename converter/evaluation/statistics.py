@@ -147,12 +147,32 @@ def gain_to_show(metric: str, scores: Sequence[float], baseline: Sequence[float]
     return gain, needed
 
 
+def items_for(metric: str, scores: Sequence[float], baseline: Sequence[float], gain: float) -> int:
+    """How many items would show a gain, if they differ as these do: always more than there are.
+
+    ``gain`` is in the mean score, or 1 minus a ratio of perplexities.
+    """
+    return max(_needed(metric, _differences(metric, scores, baseline), gain), len(scores) + 1)
+
+
 def items_to_show(spread: float, gain: float) -> int:
     """About how many items show a mean gain in ``POWER`` of all trials, if they differ by ``spread``.
 
     That is the size for a normal mean, and ``FEWEST`` more: an exact test of few items needs as many.
     """
     return FEWEST + math.ceil((QUANTILES * spread / gain) ** 2)
+
+
+def larger_gain_to_show(spread: float, gain: float, items: int) -> tuple[float, int]:
+    """A mean gain that more than so many items would show, and how many: see ``items_to_show``.
+
+    ``gain`` is halved as long as so many items would have shown it already.
+    """
+    needed = items_to_show(spread, gain)
+    while spread > 0 and needed <= items:
+        gain /= 2
+        needed = items_to_show(spread, gain)
+    return gain, max(needed, items + 1)
 
 
 def fewest_shown(items: int) -> int | None:
@@ -223,7 +243,9 @@ def _needed(metric: str, differences: NDArray[np.float64], gain: float) -> int:
     fewest = FEWEST_WINDOWS if metric == PERPLEXITY else FEWEST
     if spread == 0:
         return max(fewest, 2 * count)
-    size = -math.log(1 - gain) if metric == PERPLEXITY else gain
+    size = gain
+    if metric == PERPLEXITY:
+        size = -math.log(1 - gain) if gain < 1 else math.inf
     return max(fewest, items_to_show(spread, size))
 
 

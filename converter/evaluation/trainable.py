@@ -37,7 +37,8 @@ class TrainableAlibi:
         self, stock: Slopes, form: Scaling, device: torch.device, dtype: torch.dtype = torch.float32
     ) -> None:
         self.form = form
-        self.dynamic = form.dynamic or None
+        # Never None: of a static scaling the template keeps what the first pass made, and a fit changes it.
+        self.dynamic = form.dynamic or "fitted"
         self.power = None
         """As of the template's ``Alibi``: what is fitted is no concave penalty."""
         options: dict[str, Any] = {"dtype": dtype, "device": device, "requires_grad": True}

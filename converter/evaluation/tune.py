@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from converter.errors import UsageError, option
 from converter.evaluation.benchmark import Benchmark, doubling_lengths
+from converter.evaluation.checks import check_kinds, check_prompt_lengths, trained_length_below
 from converter.evaluation.comparison import RETRIEVAL, Conclusion, Scores, ScoreTable, conclude
 from converter.evaluation.evaluate import run_settings
 from converter.evaluation.evaluated_model import EvaluatedModel, open_evaluated_model
@@ -33,7 +35,8 @@ from converter.evaluation.runner import choose
 from converter.evaluation.scalings import candidates, command
 from converter.evaluation.split import in_halves
 from converter.evaluation.statistics import power_text
-from converter.evaluation.tasks import AnyTask, make_tasks
+from converter.evaluation.tasks import AnyTask, Task, make_tasks
+from converter.model.model import Model
 from converter.paths import listed
 from converter.progress import token_bar
 from converter.scaling.request import Request
@@ -174,9 +177,10 @@ def tune(
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files, items=items)
     hardware = choose(device, dtype, batch_size)
-    with open_evaluated_model(model, hardware, progress=progress, **source) as evaluated:
+    check = partial(_check, asked=asked, files=files, target=target_length)
+    with open_evaluated_model(model, hardware, check=check, progress=progress, **source) as evaluated:
         started = time.monotonic()
-        trained = evaluated.trained_length_below(target_length)
+        trained = trained_length_below(evaluated.model, target_length)
         baseline = evaluated.baseline
         scalings = [baseline, *candidates(evaluated.model, trained, target_length)]
         if slopes is not None:
@@ -246,6 +250,15 @@ def tune(
     source["revision"] = evaluated.model.source.commit  # what was measured
     file = None if slopes is None else str(slopes)
     return replace(result, command=command(model, result.advice, trained, source, slopes=file))
+
+
+def _check(opened: Model, *, asked: Sequence[AnyTask], files: Sequence[Path], target: int) -> None:
+    """Raises ``UsageError`` for what is wrong whatever the model computes."""
+    trained = trained_length_below(opened, target)
+    check_kinds(opened, asked, files)
+    for task in asked:
+        if isinstance(task, Task) and task.stated_lengths:
+            check_prompt_lengths(task, task.stated_lengths, trained, target)
 
 
 def _names(scalings: Sequence[Scaling]) -> dict[Scaling, str]:

@@ -19,9 +19,10 @@ from converter.model import alibi_config
 from converter.model.card_text import CardText, alibi_card_text
 from converter.model.model import Model
 from converter.scaling.penalty import Penalty
-from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength
+from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, KnownBase, TrainLength
 from converter.scaling.scaling import CONCAVE, DYNAMIC_REACH, Scaling, rows, stretched
 from converter.scaling.slopes import NATS, SEEN, Slopes, longest_row, span_of
+from converter.source.card import read_card, read_front_matter
 from converter.source.checkpoint import Checkpoint
 from converter.source.sentence_transformers import INPUT_LIMITS, stated_limit
 from converter.source.tokenizer import Tokenizer
@@ -127,16 +128,34 @@ class AlibiModel(Model):
             note = (
                 f"{known} tokens are taken for the trained length, as of {origin}, which _name_or_path names"
             )
-            agrees = hint in (None, known)
-            return TrainLength(
-                known,
-                f"config's _name_or_path is the known checkpoint {origin}",
-                None if agrees else f"{note}{says}",
-            )
+            found = f"config's _name_or_path is the known checkpoint {origin}"
+            if hint in (None, known):
+                return TrainLength(known, found)
+            base = self._known_base()
+            if base is not None:
+                says += f"; {base}: --train-length {base.tokens}"
+            return TrainLength(known, found, f"{note}{says}", base)
         alike = family.sized.get((config.get("vocab_size"), *(config.get(key) for key in family.sizes)))
         if alike is not None:
             says += f"; it has the sizes of {alike}, which was trained at {family.train_lengths[alike]}"
-        return TrainLength(None, f"not known{says}")
+        return TrainLength(None, f"not known{says}", base=self._known_base())
+
+    def _known_base(self) -> KnownBase | None:
+        """The one known checkpoint of this family that the card names as ``base_model``; None for others.
+
+        transformers 5 saves no ``_name_or_path``, and a Trainer's card has this key in its place.
+        """
+        try:
+            card = read_card(self.source)
+        except SourceError:  # a conversion says what is wrong with it
+            return None
+        named = read_front_matter(card).get("base_model")
+        if isinstance(named, list) and len(named) == 1:
+            [named] = named
+        lengths = self.family.train_lengths
+        if not isinstance(named, str) or named not in lengths:
+            return None
+        return KnownBase(named, lengths[named])
 
     def check_scaling(self, scaling: Scaling) -> None:
         if (problem := self._misfit(scaling)) is not None:

@@ -227,6 +227,22 @@ class Model(ABC):
         self.check_scaling(scaling)
         return scaling
 
+    def recommended(self, request: Request) -> Scaling | None:
+        """What this decoder would get by default, where a target length without a method gives one factor.
+
+        None for every other request, and for a model that has no default.
+        """
+        if request.target_length is None or request.method is not None:
+            return None
+        if not self.decoder or self.defaults.dynamic is None:
+            return None
+        scaling = Request().resolve(self.trained, self.name, self.defaults)
+        try:
+            self.check_scaling(scaling)
+        except UsageError:  # it cannot have its default
+            return None
+        return scaling
+
     def contents(self, names: Iterable[str]) -> dict[str, Any]:
         """What these JSON files hold, by name; in a converted repository, with the source's input limits."""
         found = self.source.contents(names)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from converter.errors import OutputError, UsageError, option
+from converter.errors import OutputError, SourceError, UsageError, option
 from converter.evaluation.results import RESULTS, Results
 from converter.evaluation.scalings import grid as trials
 from converter.pictures.curves import draw_curves, draw_models
@@ -61,7 +61,7 @@ def plot(
         Paths of the files.
 
     Raises:
-        UsageError: options do not fit the subject, or each other.
+        UsageError: options do not fit the subject, or each other; a file that holds no results.
         SourceError: the checkpoint or the results file is missing, unreadable or damaged.
         UnsupportedModel: the model's positions cannot be scaled.
         OutputError: the folder cannot be used.
@@ -81,8 +81,7 @@ def plot(
                 raise UsageError(
                     f"{held} holds results, but {option[name]} is for pictures of a model; drop it"
                 )
-        results = subject if isinstance(subject, Results) else Results.from_json(read_object(Path(subject)))
-        pictures = curves(results)
+        pictures = curves(subject if isinstance(subject, Results) else _read_results(Path(subject)))
     else:
         if (Path(subject) / RESULTS).is_file() and not (Path(subject) / CONFIG).exists():
             raise UsageError(f"{subject} holds results, not a model; give {Path(subject) / RESULTS}")
@@ -95,6 +94,23 @@ def plot(
         model = read_positions(str(subject), requests, **source)
         pictures = _rendered(_of_model(model))
     return write_files(place, pictures)
+
+
+def _read_results(path: Path) -> Results:
+    """The results in a file; raises ``UsageError`` for one that holds something else."""
+    no_results = UsageError(
+        f"{path.name} is not the results of an evaluation; give the {RESULTS} that eval or tune writes with "
+        f"{option.out}, or a model's folder or Hub id"
+    )
+    try:
+        value = read_object(path)
+    except SourceError as error:
+        if path.name == RESULTS:  # it is damaged
+            raise
+        raise no_results from error
+    if "format" not in value or "measurements" not in value:
+        raise no_results
+    return Results.from_json(value)
 
 
 def curves(results: Results) -> dict[str, bytes]:

@@ -34,6 +34,22 @@ BRANCH = re.compile(r"(?!refs/|[0-9a-f]{40}$|.*\.lock(/|$))\w[\w-]*([./][\w-]+)*
 """Names of branches that git accepts and the Hub does not reserve."""
 
 
+ADDRESS = re.compile(r"https://(?:huggingface\.co|hf\.co)/(?P<repo_id>[^/?#]+/[^/?#]+)/?")
+"""The address of a repository of models in a browser."""
+
+
+def id_in(name: str) -> str:
+    """The id of a repository that was given as an address; any other text as it is."""
+    found = ADDRESS.fullmatch(name)
+    return name if found is None else found["repo_id"]
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raises ``UsageError`` for a text that cannot be pushed to."""
+    if repo_id.count("/") != 1 or not is_repo_id(repo_id):
+        raise UsageError(f"{repo_id[:100]!r} is not a repository name; give USER/NAME, such as ada/bloom-ntk")
+
+
 @dataclass(frozen=True)
 class Target:
     """What a repository of the Hub holds, and where its next commit goes."""
@@ -56,10 +72,7 @@ class Hub:
         """Asks the Hub for the owner of the token; refuses one that cannot write, and impossible names."""
         from huggingface_hub import HfApi
 
-        if repo_id.count("/") != 1 or not is_repo_id(repo_id):
-            raise UsageError(
-                f"{repo_id[:100]!r} is not a repository name; give USER/NAME, such as ada/bloom-ntk"
-            )
+        check_repo_id(repo_id)
         secret = access_token(token)
         if secret is None:
             raise PushError(

@@ -11,10 +11,10 @@ from converter.config import Config, Provenance
 from converter.errors import PushError, UsageError, option
 from converter.interrupts import Interrupted
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
-from converter.publish.hub import BRANCH, Hub, Target, same
+from converter.publish.hub import BRANCH, Hub, Target, check_repo_id, id_in, same
 from converter.publish.remote_version import find_remote_version
 from converter.result.card.update import is_by_hand, with_place
-from converter.source.hub import DEFAULT_REVISION
+from converter.source.hub import DEFAULT_REVISION, access_token
 from converter.source.source import CARD
 
 if TYPE_CHECKING:
@@ -30,11 +30,20 @@ class PushOptions:
     """A repository on the Hub, and how it is pushed to; see ``push``."""
 
     repo_id: str
+    """If an address in a browser was given, the id in it."""
     private: bool = False
     branch: str | None = None
     create_pr: bool = False
     overwrite: bool = False
     token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "repo_id", id_in(self.repo_id))
+
+    @property
+    def has_token(self) -> bool:
+        """Whether there is a token: the one that was given, HF_TOKEN or the saved login."""
+        return access_token(self.token) is not None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -75,6 +84,33 @@ class PushResult:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class PushPreview:
+    """What a push would send, and what it would leave out."""
+
+    repo: str
+    branch: str
+    files: Mapping[str, int]
+    """Every file that belongs to the repository -> bytes."""
+    left: Sequence[str]
+    """Files and folders that would not be pushed."""
+    changes: Changes | None
+    """What would change on the Hub; None if there is no token to ask it with."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "dry_run": True}
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a commit changes in a repository; the fields are those of ``PushResult``."""
+
+    changed: Sequence[str]
+    deleted: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    stale: Sequence[str] = ()
+
+
 def push(
     folder: str | Path,
     repo_id: str,
@@ -99,7 +135,7 @@ def push(
 
     Args:
         folder: a repository that ``convert`` wrote.
-        repo_id: ``user/name``; created if it does not exist.
+        repo_id: ``user/name``, or its address in a browser; created if it does not exist.
         private: create it private; an existing one must be private already.
         branch: branch that gets the commit, created if it does not exist; None for the default branch.
         create_pr: open a pull request instead.
@@ -120,9 +156,41 @@ def push(
         return _push(Path(folder), options, progress=progress, verified=verified)
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"a push is one commit, so {repo_id} has all of it or nothing; run the same command again, and "
-            "what the Hub has is not sent again"
+            f"a push is one commit, so {options.repo_id} has all of it or nothing; run the same command "
+            "again, and what the Hub has is not sent again"
         ) from error
+
+
+def preview(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    branch: str | None = None,
+    create_pr: bool = False,
+    overwrite: bool = False,
+    token: str | None = None,
+    progress: bool = False,
+) -> PushPreview:
+    """What ``push`` would send. Nothing is verified or sent, and without a token the Hub is not asked.
+
+    The arguments are those of ``push``, which raises the same errors.
+    """
+    options = PushOptions(repo_id, private, branch, create_pr, overwrite, token)
+    check_names(options)
+    contents = read_contents(Path(folder), progress=progress)
+    files = _to_send(contents, options)
+    changes = None
+    if options.has_token:
+        hub, target = _open(options, contents.origin, progress=progress)
+        changes = _changes(hub, options, contents, files, target)
+    return PushPreview(
+        repo=options.repo_id,
+        branch=branch or DEFAULT_REVISION,
+        files={name: _size(content) for name, content in files.items()},
+        left=contents.left,
+        changes=changes,
+    )
 
 
 def check_target(options: PushOptions, origin: Provenance, config: Config) -> None:
@@ -140,21 +208,13 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     contents = read_contents(folder, progress=progress)
     hub, target = _open(options, contents.origin, progress=progress)
     files = _to_send(contents, options)
-    changed: Sequence[str] = [*files]
-    deleted: Sequence[str] = ()
-    stale: Sequence[str] = ()
-    if target is not None:
-        changed, deleted, stale = _compare(hub, options, contents, files, target)
+    changes = _changes(hub, options, contents, files, target)
     checks = [] if verified else verify(contents, progress=progress)
     target = target or hub.create(options.branch, private=options.private)
-    kept = []
-    if CARD in changed and CARD in target.files and not options.overwrite:
-        kept = [CARD] if is_by_hand(hub.read(CARD, target.head)) else []
-    changed = [name for name in changed if name not in kept]
     commit, pull_request = hub.commit(
         target,
-        {name: files[name] for name in changed},
-        deleted,
+        {name: files[name] for name in changes.changed},
+        changes.deleted,
         title=f"ntk-convert: {contents.origin}, {contents.repository.scaling}",
         create_pr=options.create_pr,
     )
@@ -170,23 +230,30 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
         commit=commit,
         url=pull_request or hub.url(target.branch),
         pull_request=pull_request,
-        files={name: _size(files[name]) for name in files if name not in kept},
-        changed=changed,
-        deleted=deleted,
-        kept=kept,
-        stale=stale,
+        files={name: _size(files[name]) for name in files if name not in changes.kept},
+        changed=changes.changed,
+        deleted=changes.deleted,
+        kept=changes.kept,
+        stale=changes.stale,
         left=contents.left,
         checks=checks,
     )
 
 
-def _open(options: PushOptions, source: str | None, *, progress: bool) -> tuple[Hub, Target | None]:
-    """Connects to the Hub and checks the target, which is None if it has to be created."""
-    repo_id, branch = options.repo_id, options.branch
+def check_names(options: PushOptions) -> None:
+    """Raises ``UsageError`` for an impossible name of a repository or a branch."""
+    check_repo_id(options.repo_id)
+    branch = options.branch
     if branch is not None and not BRANCH.fullmatch(branch):
         raise UsageError(
             f"{option.branch} {branch[:100]!r} is not a valid branch name; use letters, digits, - and _"
         )
+
+
+def _open(options: PushOptions, source: str | None, *, progress: bool) -> tuple[Hub, Target | None]:
+    """Connects to the Hub and checks the target, which is None if it has to be created."""
+    repo_id, branch = options.repo_id, options.branch
+    check_names(options)
     hub = Hub(repo_id, token=options.token, progress=progress)
     if source is not None and source.lower() == repo_id.lower() and not (branch or options.create_pr):
         raise PushError(
@@ -215,6 +282,23 @@ def _to_send(contents: Contents, options: PushOptions) -> dict[str, bytes | Path
         branch = options.branch if options.branch != DEFAULT_REVISION else None
         files[CARD] = with_place(text, options.repo_id, branch).encode(errors="surrogateescape")
     return files
+
+
+def _changes(
+    hub: Hub,
+    options: PushOptions,
+    contents: Contents,
+    files: Mapping[str, bytes | Path],
+    target: Target | None,
+) -> Changes:
+    """What the commit would change; ``PushError`` for what must stay. Without a target, all files are new."""
+    if target is None:
+        return Changes([*files])
+    changed, deleted, stale = _compare(hub, options, contents, files, target)
+    kept = []
+    if CARD in changed and CARD in target.files and not options.overwrite:
+        kept = [CARD] if is_by_hand(hub.read(CARD, target.head)) else []
+    return Changes([name for name in changed if name not in kept], deleted, kept, stale)
 
 
 def _compare(

@@ -39,6 +39,19 @@ RECORD = "fitted"
 
 
 @dataclass(frozen=True)
+class KnownBase:
+    """The known checkpoint that a card names as the model's base. Its length is suggested, never taken."""
+
+    name: str
+    """Hub id."""
+    tokens: int
+    """Its trained length."""
+
+    def __str__(self) -> str:
+        return f"its base {self.name} was trained at {self.tokens}"
+
+
+@dataclass(frozen=True)
 class TrainLength:
     """The trained length and where that number comes from."""
 
@@ -48,6 +61,15 @@ class TrainLength:
     """Where the number comes from, or why it is not known."""
     note: str | None = None
     """What in the config speaks against it."""
+    base: KnownBase | None = None
+    """Where the length is not known, or something speaks against it: what the card says."""
+
+    @property
+    def remedy(self) -> str:
+        """What to give where it is not known, for an error."""
+        if self.base is None:
+            return f"add {option.train_length} N"
+        return f"{self.base}: {option.train_length} {self.base.tokens}"
 
 
 @dataclass(frozen=True)
@@ -159,6 +181,11 @@ class Request:
             if given:
                 raise UsageError(f"{option.method} none cannot be combined with {given[0]}; drop one of them")
             return
+        if given == [option.target_length, option.dynamic]:
+            raise UsageError(
+                f"{option.dynamic} grows with every text, so a dynamic scaling needs no target; drop "
+                f"{option.target_length}"
+            )
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} cannot be combined; give one of them")
         if not given and not self.strength_open and self.slopes is None:
@@ -320,8 +347,7 @@ class Request:
         """The trained length, which ``what`` needs."""
         if trained.tokens is None:
             raise UsageError(
-                f"{what} needs the trained length of {name}, which is {trained.origin}; "
-                f"add {option.train_length} N"
+                f"{what} needs the trained length of {name}, which is {trained.origin}; {trained.remedy}"
             )
         return trained.tokens
 

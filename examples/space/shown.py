@@ -36,8 +36,18 @@ def facts(found: Inspection, kind: str) -> str:
         "layers": str(found.num_layers),
     }
     cells = "".join(f"<div><span>{name}</span><b>{escape(text)}</b></div>" for name, text in shown.items())
-    asked = f"<p>The trained length is {escape(found.train_length_origin)}. Say it below, and look again.</p>"
-    return f'<div class="facts">{cells}</div>{"" if found.train_length else asked}'
+    facts = f'<div class="facts">{cells}</div>'
+    if found.train_length:
+        return facts
+    return f"{facts}<p>{escape(_asked(found))}</p>"
+
+
+def _asked(found: Inspection) -> str:
+    """What to do where the trained length is not known."""
+    asked = f"The trained length is {found.train_length_origin}. Say it below, and look again."
+    if found.base is not None:
+        return f"{asked} The model's card says: {found.base}. If that is its base, say {found.base.tokens}."
+    return f"{asked} For a fine-tuned model, it is the length that its base was trained at."
 
 
 def _in_units(number: float) -> str:

@@ -74,6 +74,11 @@ class PromptFile(Task):
         return self.cases[0].instruction is None
 
     @property
+    def stated_lengths(self) -> Sequence[int]:
+        lengths = [case.length for case in self.cases if case.length is not None]
+        return lengths if len(lengths) == len(self.cases) else ()
+
+    @property
     def unsized(self) -> bool:
         """Whether there is a prompt without a length of its own."""
         return self.name == "prompts" and any(case.length is None for case in self.cases)

@@ -61,6 +61,11 @@ class Task(ABC):
         """Whether the prompts have fixed lengths, so that ``items`` ignores those that it is given."""
         return False
 
+    @property
+    def stated_lengths(self) -> Sequence[int]:
+        """The lengths in tokens under which all prompts are counted, if a file states them; else empty."""
+        return ()
+
     @abstractmethod
     def score(self, item: Item, text: str) -> float:
         """How good a continuation is, from 0 to 1."""

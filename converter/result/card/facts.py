@@ -10,15 +10,12 @@ from converter.config import Weights
 from converter.model.alibi import AlibiModel
 from converter.model.card_text import CardText
 from converter.model.model import Model
+from converter.source.card import read_card
 from converter.source.hub import is_hub_id
-from converter.source.source import CARD
 from converter.source.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from converter.verification import Check
-
-LARGEST_CARD = 1 << 20
-"""Bytes; a larger card is not read."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +44,9 @@ def read_origin(model: Model, base_model: str | None) -> Origin:
         elif is_hub_id(root):
             base_model = root
     name = f"{root}/{record.subfolder}" if record.subfolder else root
-    return Origin(name, base_model, record.commit, _read_older_card(model))
-
-
-def _read_older_card(model: Model) -> str:
-    if CARD not in model.source.files:
-        return ""
-    with model.source.open(CARD) as file:
-        content = file.read(LARGEST_CARD + 1)
-    if len(content) > LARGEST_CARD:
-        return ""
     # A converted repository's card goes into the new one, so bytes that are not UTF-8 must survive.
-    return content.decode(errors="surrogateescape" if model.converted else "replace")
+    older = read_card(source, "surrogateescape" if model.converted else "replace")
+    return Origin(name, base_model, record.commit, older)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The front matter of a card: how an older card's is read, and what of it is kept."""
+"""The front matter of a result's card: what is kept of an older card's, and what is known of the model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 from converter.families.family import TASKS
 from converter.result.card.facts import Facts
+from converter.source.card import read_front_matter
 from converter.source.hub import is_repo_id
 
-FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
-DEEPEST = 50
-"""Front matter with more levels is not read."""
 KEPT = (
     *("license", "license_name", "license_link", "language", "datasets", "metrics", "thumbnail"),
     *("pipeline_tag", "library_name", "base_model", "tags"),
@@ -35,36 +33,6 @@ LOCAL_PATH = re.compile(r"(?:^|[:\s])(?:file:|~?/[\w.]|\\\\\w|[A-Za-z]:[\\/]\w)"
 """Finds a path on the disk of the machine that wrote a card, which may be private."""
 SENTENCE_TRANSFORMERS, SENTENCE_SIMILARITY = "sentence-transformers", "sentence-similarity"
 """Names of the library and of its task on the Hub."""
-
-
-def split_front_matter(card: str) -> tuple[str, str]:
-    """The front matter of a card, with the lines that enclose it, and the text after it."""
-    found = FRONT_MATTER.match(card)
-    if found is None:
-        return "", card
-    return card[: found.end()], card[found.end() :]
-
-
-def read_front_matter(card: str) -> dict[str, Any]:
-    """The front matter of a card; empty if it cannot be read, or could take time or space without limit.
-
-    huggingface_hub's ``ModelCard`` is not used, because anybody may have written the card: it reads 1 MB in
-    18 seconds, follows aliases that multiply, and fails on deep lists, numbers as keys, a key such as
-    ``self`` and bytes that are not UTF-8. Versions before 1.0 split a text in ``tags`` into its letters.
-    """
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # Python's takes seconds for long results
-    found = FRONT_MATTER.match(card)
-    if found is None:
-        return {}
-    try:
-        values = yaml.load(found[1], loader) if _is_bounded(found[1], loader) else None
-    except Exception:  # PyYAML also raises errors that are not its own
-        return {}
-    if not isinstance(values, dict):
-        return {}
-    return {str(key): value for key, value in values.items()}
 
 
 def write_front_matter(metadata: Mapping[str, Any]) -> str:
@@ -105,21 +73,6 @@ def _computed_metadata(facts: Facts, known: Mapping[str, str | list[str] | None]
         "library_name": library,
         "tags": _tags(facts, known["tags"]),
     }
-
-
-def _is_bounded(front_matter: str, loader: Any) -> bool:
-    """Whether it has few levels and no alias, by which a few lines can stand for billions of values."""
-    import yaml
-
-    depth = 0
-    for event in yaml.parse(front_matter, loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
-            return False
-    return True
 
 
 def _texts(value: object) -> str | list[str] | None:

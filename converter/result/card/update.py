@@ -9,8 +9,8 @@ import ast
 import re
 
 from converter.result.card.examples import LOADING, literal, serve_command
-from converter.result.card.metadata import read_front_matter, split_front_matter
 from converter.result.card.sections import SECTIONS, SIGNATURE
+from converter.source.card import read_front_matter, split_front_matter
 
 GRAPHS = "ONNX"
 """Title of the section that an export adds."""

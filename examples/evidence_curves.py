@@ -81,8 +81,7 @@ def curved(subject: EvaluatedModel, curve: Curve) -> Iterator[None]:
 
     kept: dict[int, torch.Tensor] = {}  # the table of the last length, as all layers have the same slopes
 
-    def bias(slopes: torch.Tensor, slots: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        tokens = key.shape[2]
+    def bias(slopes: torch.Tensor, slots: torch.Tensor, tokens: int) -> torch.Tensor:
         if tokens not in kept:
             kept.clear()
             distances = (slots[:, None] - torch.arange(tokens)[None, :]).abs().float()

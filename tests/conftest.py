@@ -176,9 +176,12 @@ class Run:
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Run]]:
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
     """``run(*words)``: the command line, in this process."""
+    from converter import progress
     from converter.cli import main
+
+    monkeypatch.setattr(progress, "LONG", 3600)  # a stage that is slow on a busy machine says nothing more
 
     def call(*words: object) -> Run:
         capfd.readouterr()

@@ -22,6 +22,7 @@ from typing import Any
 from tests import forks, tiny
 from tests.conftest import fingerprint
 from tests.fault_hook import SHARD, SIGNALS
+from tests.messages import errors
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = (5**0.5 - 1) / 2
@@ -176,15 +177,6 @@ class Trial:
             yield "it says that nothing was written, and out is new"
         if code >= 0 and left and not hopeless:
             yield f"left beside out: {left}"
-
-
-def errors(err: str) -> str:
-    """What a run said, without the lines of stages that took long, as on a busy machine ("verifying ...").
-
-    A line feed, after the terminal's ^C, comes before an error.
-    """
-    said = [line for line in err.splitlines() if line and not line.endswith(" ...")]
-    return "\n".join(said)
 
 
 def one_line(err: str) -> bool:

@@ -34,7 +34,7 @@ from safetensors import deserialize
 
 from tests import forks
 from tests.conftest import Run
-from tests.messages import says
+from tests.messages import errors, says
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "hf_secretSECRETsecret"
@@ -653,8 +653,8 @@ def here(run: Command, work: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 def refused(run: Run, *parts: str, code: int = 1) -> None:
     """One line that has all ``parts``, and no output."""
-    assert (run.code, run.out, run.err.count("\n")) == (code, "", 1), run.err
-    assert run.err.startswith("error: ")
-    assert run.err[:-1].isprintable()
+    assert (run.code, run.out) == (code, ""), run.err
+    assert errors(run.err).startswith("error: ")
+    assert errors(run.err).isprintable()
     assert "this is a bug" not in run.err
     says(run.err, *parts)

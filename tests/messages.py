@@ -28,3 +28,12 @@ def raises(
     with pytest.raises(error) as raised:
         yield raised
     says(raised.value, *words)
+
+
+def errors(err: str) -> str:
+    """What a run said, without the lines of stages that took long, as on a busy machine ("verifying ...").
+
+    A line feed, after the terminal's ^C, comes before an error.
+    """
+    said = [line for line in err.splitlines() if line and not line.endswith(" ...")]
+    return "\n".join(said)

@@ -28,7 +28,7 @@ from typing import Any
 
 import gradio as gr
 from gradio.utils import get_upload_folder
-from huggingface_hub import constants
+from huggingface_hub import constants, try_to_load_from_cache
 from shown import LENGTH, POSITION, STATIC, concave_reason, facts, pictures, reason, summary
 from tqdm import tqdm
 
@@ -164,21 +164,30 @@ def access(folder: Path, login: gr.OAuthToken | None, commit: str | None = None)
 
 
 def look(
-    typed: str, given: float | None, request: gr.Request, login: gr.OAuthToken | None
+    typed: str,
+    given: float | None,
+    before: Looked | None,
+    request: gr.Request,
+    login: gr.OAuthToken | None,
 ) -> tuple[Any, ...]:
-    """Describes a model, and sets the controls to what suits it."""
+    """Describes a model, and sets the controls to what suits it.
+
+    The length is of the model that was looked at before, whose box it is in; another model does without it.
+    """
     with session(request) as folder:
         name = typed.strip().removeprefix("https://huggingface.co/").rstrip("/")
         if SPACE and (not HUB_ID.fullmatch(name) or Path(name).exists()):
             raise refusal("give a Hub id, such as bigscience/bloom-1b7; for a folder, run this page yourself")
-        length = int(given) if given else None
+        length = None
+        if given and before is not None and before.name == name:
+            length = int(given)
         found = inspect(name, train_length=length, **access(folder, login))
         config = Path(name)
         if found.commit is not None:
             # The config alone, so that the pictures ask the Hub nothing.
             config = Path(tempfile.mkdtemp(dir=folder))
-            (cached,) = (folder / "hub").glob(f"models--*/snapshots/{found.commit}/config.json")
-            shutil.copy(cached, config)
+            cached = try_to_load_from_cache(name, "config.json", folder / "hub", found.commit)
+            shutil.copy(str(cached), config)
         kinds = {entry.name: entry.kind for entry in supported()}
         looked = Looked(name, "rotary" if found.rotary else kinds[found.family], config, length, found)
         method, growth = looked.propose(exact=True)
@@ -298,7 +307,7 @@ PURPOSE = "Makes models with ALiBi attention read longer inputs than they were t
 def page() -> gr.Blocks:
     """The page, and what its controls do."""
     with gr.Blocks(title="ntk-convert", analytics_enabled=False, fill_width=True) as demo:
-        looked, out, nothing = gr.State(), gr.State(), gr.State()
+        looked, out = gr.State(), gr.State()
         with gr.Row(equal_height=False):
             gr.Markdown("# ntk-convert")
             if SPACE:
@@ -343,10 +352,8 @@ def page() -> gr.Blocks:
         demo.unload(leave)
         set_up = [looked, about, given, purpose, changes, last, longest, exact, method, growth, head, onnx]
         drawn = ([looked, method, growth, longest, head, onnx], [why, drawing, command])
-        typed.input(None, None, given, js="() => null")  # a length is of the model that was named with it
-        chosen = examples.load_input_event.success
-        for named, length in ((typed.submit, given), (given.submit, given), (chosen, nothing)):
-            looking = named(look, [typed, length], set_up, show_progress_on=about, **shown)
+        for named in (typed.submit, given.submit, examples.load_input_event.success):
+            looking = named(look, [typed, given, looked], set_up, show_progress_on=about, **shown)
             looking.success(draw, *drawn, **quiet)
         exact.input(propose, [looked, exact], [method, growth], **quiet).success(draw, *drawn, **quiet)
         controls = [each.input for each in (method, growth, longest, head, onnx)]

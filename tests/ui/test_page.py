@@ -20,6 +20,8 @@ import pytest
 from tests.ui.conftest import LOGIN, MODEL, ROOT, Site, held, running, wait
 
 ID = "ada/tiny-bloom"
+EXAMPLE = "bigscience/bloom-1b7"
+"""One of the page's examples; its name says its trained length."""
 Visit = Callable[..., Any]
 
 
@@ -131,6 +133,38 @@ def test_refusals(space: Site, visit: Visit, tmp_path: Path, model: str, said: s
     assert said in error.inner_text()
     assert not page.locator("figure").count()
     assert not [name for name in space.hub.downloads() if name.endswith("safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("way", "model", "length"),
+    [
+        ("typed", EXAMPLE, "2,048 tokens"),
+        ("pasted", EXAMPLE, "2,048 tokens"),
+        ("chosen", EXAMPLE, "2,048 tokens"),
+        ("pasted", "ada/other", "not known"),
+    ],
+)
+def test_a_length_is_of_the_model_that_it_was_typed_for(
+    space: Site, visit: Visit, way: str, model: str, length: str
+) -> None:
+    space.hub.commit(model, MODEL)
+    page = visit(space)
+    look(page)
+    box, command = page.get_by_label("A Hub id"), page.locator("#command textarea")
+    if way == "chosen":
+        page.get_by_role("button", name=model).click()
+    elif way == "typed":
+        box.fill("")
+        box.press_sequentially(model)
+        box.press("Enter")
+    else:
+        box.fill(model)
+        box.press("Enter")
+    facts = page.locator(".facts", has_text=f"{model} at")
+    facts.wait_for()
+    assert length in facts.inner_text()
+    # There is no box of the command while the length is not known.
+    wait(lambda: "256" not in command.evaluate_all("boxes => boxes.map(box => box.value).join()"))
 
 
 def test_two_visitors(space: Site, visit: Visit) -> None:

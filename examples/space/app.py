@@ -29,7 +29,7 @@ from typing import Any
 import gradio as gr
 from gradio.utils import get_upload_folder
 from huggingface_hub import constants, try_to_load_from_cache
-from shown import LENGTH, POSITION, STATIC, concave_reason, facts, pictures, reason, summary
+from shown import LENGTH, POSITION, STATIC, concave_reason, facts, pictures, reason, slider_effect, summary
 from tqdm import tqdm
 
 from converter import ConverterError, Inspection, convert, export, inspect, interrupts, push, supported
@@ -82,6 +82,11 @@ class Looked:
     def trained(self) -> int:
         """The trained length in tokens; 1 while it is not known."""
         return self.found.train_length or 1
+
+    def settings(self, method: str, growth: str, longest: float, onnx: bool) -> tuple[Any, ...]:
+        """All that a result depends on, to compare; the longest input is of one factor for all only."""
+        target = int(longest) if growth == STATIC else None
+        return self.name, self.found.commit, self.given, method, growth, target, onnx
 
     def propose(self, *, exact: bool) -> tuple[str, str]:
         """The method and the growth for a model whose short inputs must, or need not, stay as they are."""
@@ -224,10 +229,10 @@ def propose(looked: Looked | None, exact: bool) -> tuple[str, str]:
 
 def draw(
     looked: Looked | None, method: str, growth: str, longest: float, head: float, onnx: bool
-) -> tuple[str, str, str]:
-    """The reason for a scaling, its pictures, and the command that does the same."""
+) -> tuple[Any, ...]:
+    """The reason for a scaling, its pictures, the command that does the same, and what the slider does."""
     if looked is None or looked.found.train_length is None:
-        return "", "", ""
+        return "", "", "", gr.skip()
     try:
         # A factor that grows has this value at the longest input.
         factor = max(1.0, longest / looked.trained)
@@ -245,6 +250,7 @@ def draw(
         told,
         pictures(table, longest, int(head)),
         shlex.join(["ntk-convert", looked.name, *words]),
+        gr.Slider(info=slider_effect(growth)),
     )
 
 
@@ -278,7 +284,22 @@ def run(
             for path in tqdm(sorted(path for path in out.rglob("*") if path.is_file()), "packing"):
                 archive.write(path, path.relative_to(out.parent))
     button = gr.DownloadButton(f"Download {packed.name}", value=str(packed), visible=True)
-    return summary(result, exported), button, str(out), gr.Column(visible=SPACE), looked.out, ""
+    made = looked.settings(method, growth, longest, onnx)
+    return made, summary(result, exported), button, str(out), gr.Column(visible=SPACE), looked.out, ""
+
+
+def keep(
+    made: tuple[Any, ...] | None,
+    looked: Looked | None,
+    method: str,
+    growth: str,
+    longest: float,
+    onnx: bool,
+) -> tuple[Any, ...]:
+    """Takes a result off the page if it has another model or other settings than the page."""
+    if made is None or looked is None or made == looked.settings(method, growth, longest, onnx):
+        return (gr.skip(),) * 4
+    return None, "", gr.DownloadButton(visible=False), gr.Column(visible=False)
 
 
 def send(
@@ -307,7 +328,7 @@ PURPOSE = "Makes models with ALiBi attention read longer inputs than they were t
 def page() -> gr.Blocks:
     """The page, and what its controls do."""
     with gr.Blocks(title="ntk-convert", analytics_enabled=False, fill_width=True) as demo:
-        looked, out = gr.State(), gr.State()
+        looked, made, out = gr.State(), gr.State(), gr.State()
         with gr.Row(equal_height=False):
             gr.Markdown("# ntk-convert")
             if SPACE:
@@ -351,15 +372,20 @@ def page() -> gr.Blocks:
         demo.load(arrive, **quiet)
         demo.unload(leave)
         set_up = [looked, about, given, purpose, changes, last, longest, exact, method, growth, head, onnx]
-        drawn = ([looked, method, growth, longest, head, onnx], [why, drawing, command])
+        drawn = ([looked, method, growth, longest, head, onnx], [why, drawing, command, longest])
+        made_from = [looked, method, growth, longest, onnx]
+        kept = ([made, *made_from], [made, done, ready, more])
         for named in (typed.submit, given.submit, examples.load_input_event.success):
             looking = named(look, [typed, given, looked], set_up, show_progress_on=about, **shown)
-            looking.success(draw, *drawn, **quiet)
-        exact.input(propose, [looked, exact], [method, growth], **quiet).success(draw, *drawn, **quiet)
+            looking.success(draw, *drawn, **quiet).then(keep, *kept, **quiet)
+        proposing = exact.input(propose, [looked, exact], [method, growth], **quiet)
+        proposing.success(draw, *drawn, **quiet).then(keep, *kept, **quiet)
         controls = [each.input for each in (method, growth, longest, head, onnx)]
-        gr.on(controls, draw, *drawn, trigger_mode="always_last", **quiet)
-        results = [done, ready, out, more, name, pushed]
-        button.click(run, [looked, method, growth, longest, onnx], results, show_progress_on=done, **job)
+        drawing_again = gr.on(controls, draw, *drawn, trigger_mode="always_last", **quiet)
+        drawing_again.then(keep, *kept, **quiet)
+        results = [made, done, ready, out, more, name, pushed]
+        converting = button.click(run, made_from, results, show_progress_on=done, **job)
+        converting.then(keep, *kept, **quiet)  # of what was changed meanwhile
         pushing.click(send, [out, name, private], pushed, **job)
     return demo
 
@@ -370,6 +396,7 @@ if __name__ == "__main__":
     theme = gr.themes.Soft(font=["system-ui", "sans-serif"])
     theme.input_border_width, theme.input_border_color = "1px", "*neutral_200"
     theme.checkbox_border_color = "*neutral_400"
+    theme.block_info_text_color = "*neutral_600"
     interrupts.listen()  # SIGTERM and SIGHUP, too, then end the page as Ctrl-C does
     # The page takes no files, but Gradio has a route for them, which anybody could fill the disk by.
     try:

@@ -9,7 +9,7 @@ from html import escape
 
 from converter import ConversionResult, ExportResult, Inspection
 from converter.scaling.penalty import Penalty
-from converter.scaling.scaling import UNSCALED, read_scaling
+from converter.scaling.scaling import UNSCALED, Scaling, read_scaling
 
 STATIC, POSITION, LENGTH = "one factor for all", "by position", "by length"
 """What the factor of a scaling grows with."""
@@ -27,7 +27,7 @@ def facts(found: Inspection, kind: str) -> str:
     """The model in a few numbers."""
     size = sum(size or 0 for size in found.files.values())
     shown = {
-        "model": found.source + (f" at {found.commit[:8]}" if found.commit else ""),
+        "model": _at_commit(found.source, found.commit),
         "family": f"{found.family}, {kind}",
         "parameters": _in_units(found.parameters).replace("G", "B") if found.parameters else "not counted",
         "weights": f"{_in_units(size)}B",
@@ -66,8 +66,15 @@ def concave_reason(trained: int) -> str:
     return f"**Near keys count as in the training, far ones as if they were nearer:** {kept}"
 
 
+def slider_effect(growth: str) -> str:
+    """What the slider of the longest input does to the result."""
+    if growth == STATIC:
+        return "The result's factor is this length, divided by the trained one."
+    return "Changes only the pictures: the result's factor grows with the input."
+
+
 def summary(result: ConversionResult, exported: ExportResult | None) -> str:
-    """What was written, and which checks it passed."""
+    """What was converted, with which scaling, what was written, and which checks it passed."""
     files = {**result.files, **(exported.files if exported else {})}
     size = _in_units(sum(size or 0 for size in files.values()))
     rows = [(("skipped" if each.skipped else "passed"), each.name, each.detail) for each in result.checks]
@@ -77,7 +84,26 @@ def summary(result: ConversionResult, exported: ExportResult | None) -> str:
     )
     written = f"{len(files)} files, {size}B{', with an ONNX graph' if exported else ''}"
     how = "Load it with an Auto class and <code>trust_remote_code=True</code>." * (result.rotary is None)
-    return f"<p><b>Converted and checked</b> in {result.seconds:.0f} s: {written}. {how}</p><ul>{lines}</ul>"
+    model = _at_commit(result.source, result.commit)
+    return (
+        f"<p><b>Converted and checked</b> in {result.seconds:.0f} s: {escape(model)}, "
+        f"{_scaling(result.scaling)}. {written}. {how}</p><ul>{lines}</ul>"
+    )
+
+
+def _at_commit(source: str, commit: str | None) -> str:
+    """A model's name, with the start of its commit if it is from the Hub."""
+    if commit is None:
+        return source
+    return f"{source} at {commit[:8]}"
+
+
+def _scaling(scaling: Scaling) -> str:
+    """A scaling in a few words."""
+    if scaling.dynamic:
+        trained = f"{scaling.train_length:,} tokens"
+        return f"{scaling.method} by {scaling.dynamic}, for a trained length of {trained}"
+    return f"{scaling.method}, one factor of {scaling.factor:g}"
 
 
 def pictures(found: Inspection, longest: float, head: int) -> str:

@@ -29,9 +29,16 @@ def look(page: Any, model: str = ID) -> None:
     """Looks at a model whose trained length the visitor has to say."""
     page.get_by_label("A Hub id").fill(model)
     page.get_by_label("A Hub id").press("Enter")
-    page.get_by_label("Trained length").fill("256")
-    page.get_by_role("button", name="Look").click()
+    page.locator(".facts", has_text=f"{model} at").wait_for()
+    say(page, "256")
     page.locator("figure svg").first.wait_for()
+
+
+def say(page: Any, length: str) -> None:
+    """Says the trained length of the model that is on the page."""
+    page.get_by_label("Trained length").fill(length)
+    page.get_by_role("button", name="Look").click()
+    page.locator(".facts", has_text=f"{length} tokens").wait_for()
 
 
 def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path: Path) -> None:
@@ -209,6 +216,66 @@ def test_a_page_that_is_terminated_leaves_no_folder(visit: Visit, tmp_path: Path
         visit(site)
         wait(lambda: site.folders)
     assert not site.folders
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "method": lambda page: page.get_by_label("linear: all alike").check(),
+    "growth": lambda page: page.get_by_label("by length").check(),
+    "purpose": lambda page: page.get_by_label("Short inputs must stay").uncheck(),
+    "graph": lambda page: page.get_by_label("Add an ONNX graph").check(),
+    "length": lambda page: say(page, "512"),
+    "model": lambda page: look(page, "ada/other"),
+}
+"""What a visitor changes, each of which makes another result."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_result_has_the_model_and_the_settings_that_are_on_the_page(
+    space: Site, visit: Visit, change: str
+) -> None:
+    space.hub.commit("ada/other", MODEL)
+    page = visit(space)
+    look(page)
+    page.get_by_text("Choose it yourself").click()
+    page.get_by_role("button", name="Convert").click()
+    result, download = page.get_by_text("Converted and checked"), page.get_by_role("button", name="Download")
+    download.wait_for()
+    said = page.locator(".done").inner_text()
+    assert all(text in said for text in (f"{ID} at ", "by-parts by position", "256 tokens"))
+    page.get_by_label("Longest input").first.fill("2048")  # of the pictures only, and the page says so
+    page.get_by_label("Longest input").first.press("Enter")
+    page.get_by_text("to 8 at 2,048 tokens").wait_for()
+    page.get_by_label("Head in the lower picture").first.fill("3")
+    page.get_by_label("Head in the lower picture").first.press("Enter")
+    page.get_by_text("Bias of head 3").wait_for()
+    assert page.get_by_text("Changes only the pictures").is_visible()
+    assert result.is_visible()
+    assert download.is_visible()
+    CHANGES[change](page)
+    result.wait_for(state="hidden")
+    download.wait_for(state="hidden")
+
+
+WATCH = """
+const look = () => { window.converted ||= document.body.textContent.includes("Converted and checked") }
+new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true})
+"""
+"""Sets ``converted`` once the page has a result, however shortly."""
+
+
+def test_a_result_whose_settings_changed_meanwhile_is_not_shown(space: Site, visit: Visit) -> None:
+    page = visit(space)
+    look(page)
+    command = page.locator("#command textarea")
+    with held(space.hub) as asked:
+        page.get_by_role("button", name="Convert").click()
+        wait(asked.is_set)
+        page.get_by_label("Short inputs must stay").uncheck()
+        wait(lambda: "--target-length 1024" in command.input_value())
+        page.evaluate(WATCH)
+    page.wait_for_function("window.converted")
+    page.get_by_text("Converted and checked").wait_for(state="hidden")
+    page.get_by_role("button", name="Download").wait_for(state="hidden")
 
 
 SHADE = "element => getComputedStyle(element).{}.match(/[\\d.]+/g).slice(0, 3).map(Number)"

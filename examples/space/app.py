@@ -39,6 +39,10 @@ SPACE = "SPACE_ID" in os.environ
 LIMIT = float(os.environ.get("NTK_MAX_GB", "8" if SPACE else "inf"))
 CACHE = Path(get_upload_folder())
 """Of Gradio, which serves files from here without a copy; it may hold those of other programs."""
+MEASURING = "docs/evaluation.md"
+if SPACE:
+    MEASURING = f"[{MEASURING}](https://huggingface.co/spaces/{os.environ['SPACE_ID']}/blob/main/{MEASURING})"
+"""The page on measuring: on a Space a link to its copy, else the name in the clone."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 MODELS = (
     "bigscience/bloom-1b7",
@@ -324,6 +328,8 @@ def send(
 
 PURPOSE = "Makes models with ALiBi attention read longer inputs than they were trained on, without training."
 
+MEASURE = f"Whether it helps a model shows when it is measured: {MEASURING} says how."
+
 
 def page() -> gr.Blocks:
     """The page, and what its controls do."""
@@ -348,14 +354,14 @@ def page() -> gr.Blocks:
                     exact = gr.Checkbox(label="Short inputs must stay exactly as they are")
                     why = gr.Markdown()
                     with gr.Accordion("Choose it yourself", open=False):
-                        method = gr.Dropdown(METHODS, value="by-parts", label="Heads that are scaled")
+                        method = gr.Radio(METHODS, value="by-parts", label="Heads that are scaled")
                         growth = gr.Radio(list(GROWTHS["decoder"]), value=POSITION, label="Factor")
             with gr.Column(visible=False, min_width=340) as changes:
                 gr.Markdown("### What changes")
                 drawing = gr.HTML()
                 head = gr.Slider(0, 1, step=1, label="Head in the lower picture")
         with gr.Column(visible=False) as last:
-            gr.Markdown("### 3. Convert")
+            gr.Markdown(f"### 3. Convert\n\n{MEASURE}")
             command = gr.Textbox(label="On a command line", lines=1, buttons=["copy"], elem_id="command")
             onnx = gr.Checkbox(label="Add an ONNX graph")
             button = gr.Button("Convert", variant="primary")

@@ -19,6 +19,10 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 450.0, 24.0, 196.0
 """Where its axes lie."""
 POINTS = 200
 """Of a curve in a picture."""
+NUMBERS = 10
+"""Of heads or pairs that a picture has room for."""
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+"""From one number to the next."""
 DEEPEST = 12.0
 """Nats of bias that are drawn; a key below that has no weight left."""
 
@@ -113,7 +117,7 @@ def pictures(found: Inspection, longest: float, head: int) -> str:
         before, after = found.frequencies.stock, found.frequencies.scaled or found.frequencies.stock
         old, new = [[2 * math.pi / each for each in values] for values in (before, after)]
         drawn = {
-            "Tokens in which each pair of channels turns once": _spans(old, new, trained, longest, "pairs")
+            "Tokens in which each pair of channels turns once": _spans(old, new, trained, longest, "pair")
         }
     else:
         nats = tuple(slope * scale for slope in found.slopes.stock)
@@ -122,7 +126,7 @@ def pictures(found: Inspection, longest: float, head: int) -> str:
         seen, sees = ([penalty.span for penalty in penalties] for penalties in (stock, scaled))
         head = min(head, len(nats) - 1)
         drawn = {
-            "How far each head sees, in tokens": _spans(seen, sees, trained, longest, "heads"),
+            "How far each head sees, in tokens": _spans(seen, sees, trained, longest, "head"),
             f"Bias of head {head} by distance, in nats": _bias(stock[head], scaled[head], trained, longest),
         }
     key = '<p class="key"><i class="old"></i>as trained <i class="new"></i>scaled, at the longest input</p>'
@@ -134,9 +138,12 @@ def pictures(found: Inspection, longest: float, head: int) -> str:
 
 
 def _spans(
-    before: Sequence[float | None], after: Sequence[float | None], trained: int, longest: float, across: str
+    before: Sequence[float | None], after: Sequence[float | None], trained: int, longest: float, each: str
 ) -> str:
-    """A mark for each head before and after, on a logarithmic axis of tokens; None has no mark."""
+    """A mark for each head before and after, on a logarithmic axis of tokens; None has no mark.
+
+    ``each`` is what has a mark, in one word; the marks are numbered from 0, at most ``NUMBERS`` of them.
+    """
     ends = [math.log2(value) for value in (*before, *after, trained, longest) if value is not None]
     low, high = math.floor(min(ends)), math.ceil(max(ends))
 
@@ -145,18 +152,22 @@ def _spans(
 
     ticks = [2.0**power for power in range(low, high + 1, math.ceil((high - low) / 6))]
     drawn = [_text(LEFT - 6, up(tokens) + 4, f"{tokens:,.5g}", "end") for tokens in ticks]
-    for name, tokens, below in (("trained", trained, 12), ("longest input", longest, -5)):
+    for name, tokens, below in (("trained", trained, 17), ("longest input", longest, -5)):
         drawn.append(_line("mark", LEFT, up(tokens), RIGHT, up(tokens)))
         drawn.append(_text(LEFT + 4, up(tokens) + below, f"{name}: {tokens:,.0f}", "start"))
+    drawn.append(_text(LEFT - 6, BOTTOM + 24, each, "end"))
+    between = next(step for step in STEPS if len(before) <= NUMBERS * step)
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         x = LEFT + (RIGHT - LEFT) * (index + 0.5) / len(before)
+        if index % between == 0:
+            drawn.append(_text(x, BOTTOM + 24, str(index), "middle"))
         if old is not None and new is not None:
             drawn.append(_line("move", x, up(old), x, up(new)))
         if new is not None:
             drawn.append(f'<circle class="new" cx="{x:.1f}" cy="{up(new):.1f}" r="4"/>')
         if old is not None:
             drawn.append(f'<circle class="old" cx="{x:.1f}" cy="{up(old):.1f}" r="2.5"/>')
-    return "".join(drawn) + _text((LEFT + RIGHT) / 2, BOTTOM + 24, f"{across}, in their order", "middle")
+    return "".join(drawn)
 
 
 def _bias(before: Penalty, after: Penalty, trained: int, longest: float) -> str:

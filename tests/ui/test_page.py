@@ -278,6 +278,42 @@ def test_a_result_whose_settings_changed_meanwhile_is_not_shown(space: Site, vis
     page.get_by_role("button", name="Download").wait_for(state="hidden")
 
 
+CUT = """
+[...document.querySelectorAll("textarea, input")]
+    .filter(box => box.offsetParent && ["textarea", "text"].includes(box.type))
+    .filter(box => box.scrollHeight > box.clientHeight + 2 || box.scrollWidth > box.clientWidth)
+    .map(box => box.value)
+"""
+"""The texts that have no room in their boxes."""
+
+
+def test_a_phone_cuts_no_text(space: Site, visit: Visit) -> None:
+    name = "ada/a-model-whose-name-takes-more-than-a-line-on-a-phone-1b"
+    space.hub.commit(name, MODEL)
+    page = visit(space, viewport={"width": 390, "height": 844})
+    look(page, name)
+    page.get_by_text("Choose it yourself").click()
+    page.get_by_role("button", name="Convert").click()
+    page.get_by_role("button", name="Download").wait_for()
+    for choice in ("linear: all alike", "by length", "one factor for all"):
+        page.get_by_label(choice).check()
+        page.get_by_role("button", name="Download").wait_for(state="hidden")
+        assert page.evaluate(CUT) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_heads_have_numbers_and_the_page_on_measuring_is_linked(space: Site, visit: Visit) -> None:
+    page = visit(space)
+    look(page)
+    texts = page.locator("figure").first.locator("text").all_inner_texts()
+    assert texts[texts.index("head") :] == ["head", *map(str, range(8))]
+    name = "docs/evaluation.md"
+    linked = page.get_by_role("link", name=name).get_attribute("href")
+    assert linked == f"https://huggingface.co/spaces/owner/page/blob/main/{name}"
+    assert (ROOT / name).is_file()
+    assert "hf upload USER/ntk-convert docs " in (ROOT / "examples/space/README.md").read_text()
+
+
 SHADE = "element => getComputedStyle(element).{}.match(/[\\d.]+/g).slice(0, 3).map(Number)"
 """Red, green and blue of a colour, from 0 to 255."""
 

@@ -11,6 +11,7 @@ README.md beside this file says how to set up a Space. It reads these environmen
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import secrets
@@ -64,10 +65,12 @@ LONGEST = 16
 TRACKED = gr.Progress(track_tqdm=True)
 """As a default, it makes Gradio show the tool's bars."""
 
+FOLDER = CACHE / secrets.token_hex(16)
+"""Of this process, with the folders of its pages; whoever ends the page deletes it."""
 folders: dict[str, Path] = {}
-"""Session of an open page -> its folder, whose name nobody can guess."""
+"""Session of a page that was used -> its folder, whose name nobody can guess."""
 closed: deque[str] = deque(maxlen=1000)
-"""Sessions whose end came before their beginning: some pages are loaded twice within a moment."""
+"""Sessions whose page was closed; what they still asked for is not begun."""
 
 
 @dataclass(frozen=True, eq=False)  # Gradio hashes it, and an Inspection holds dicts
@@ -122,45 +125,33 @@ def refusal(text: str) -> gr.Error:
     return gr.Error(escape(text, quote=False), duration=None, print_exception=False)
 
 
-def arrive(request: gr.Request) -> None:
-    """Makes the folder of a page that was opened, unless it was closed before."""
-    if request.session_hash in closed:
-        closed.remove(request.session_hash)
-        return
-    CACHE.mkdir(parents=True, exist_ok=True)
-    folders[request.session_hash] = Path(tempfile.mkdtemp(prefix=secrets.token_hex(16), dir=CACHE))
-
-
 def leave(request: gr.Request) -> None:
     """Deletes the folder of a page that was closed, or loaded again."""
+    if request.session_hash is None:
+        return
+    closed.append(request.session_hash)
     folder = folders.pop(request.session_hash, None)
     if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-    elif request.session_hash is not None:
-        closed.append(request.session_hash)
-
-
-def close() -> None:
-    """Deletes the folders of all pages; a conversion that still runs then fails, and ends."""
-    while folders:
-        _, folder = folders.popitem()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def session(request: gr.Request) -> Iterator[Path]:
     """The page's folder. The tool's errors become the page's; what a closed page still wrote is deleted."""
-    folder = folders.get(request.session_hash)
-    if folder is None:
+    name = request.session_hash
+    if name is None or name in closed:
         raise refusal("this page is out of date; load it again")
+    folder = folders.setdefault(name, FOLDER / secrets.token_hex(16))
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         yield folder
     except ConverterError as error:
         raise refusal(str(error)) from None
     except OSError as error:  # without its path, which is the page's secret
         raise refusal(f"the page cannot write this: {error.strerror}") from None
     finally:
-        if request.session_hash not in folders:
+        if name in closed:
+            folders.pop(name, None)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -375,7 +366,6 @@ def page() -> gr.Blocks:
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
         shown: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 4}
         job: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "job", "trigger_mode": "once"}
-        demo.load(arrive, **quiet)
         demo.unload(leave)
         set_up = [looked, about, given, purpose, changes, last, longest, exact, method, growth, head, onnx]
         drawn = ([looked, method, growth, longest, head, onnx], [why, drawing, command, longest])
@@ -404,10 +394,13 @@ if __name__ == "__main__":
     theme.checkbox_border_color = "*neutral_400"
     theme.block_info_text_color = "*neutral_600"
     interrupts.listen()  # SIGTERM and SIGHUP, too, then end the page as Ctrl-C does
+    # When all threads have ended, so that none writes there again.
+    atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
     # The page takes no files, but Gradio has a route for them, which anybody could fill the disk by.
     try:
         page().launch(
             max_file_size=0, theme=theme, css_paths=HERE / "style.css", footer_links=["gradio", "settings"]
         )
     finally:
-        close()
+        # A conversion that still runs then fails, and its thread ends.
+        shutil.rmtree(FOLDER, ignore_errors=True)

@@ -36,7 +36,7 @@ def look(page: Any, model: str = ID) -> None:
 
 def say(page: Any, length: str) -> None:
     """Says the trained length of the model that is on the page."""
-    page.get_by_label("Trained length").fill(length)
+    page.get_by_label("Trained length, in tokens").fill(length)
     page.get_by_role("button", name="Look").click()
     page.locator(".facts", has_text=f"{length} tokens").wait_for()
 
@@ -244,7 +244,7 @@ def test_a_result_has_the_model_and_the_settings_that_are_on_the_page(
     page.get_by_role("button", name="Convert").click()
     result, download = page.get_by_text("Converted and checked"), page.get_by_role("button", name="Download")
     download.wait_for()
-    said = page.locator(".done").inner_text()
+    said = page.locator(".block.done").inner_text()
     assert all(text in said for text in (f"{ID} at ", "by-parts by position", "256 tokens"))
     page.get_by_label("Longest input").first.fill("2048")  # of the pictures only, and the page says so
     page.get_by_label("Longest input").first.press("Enter")
@@ -309,7 +309,7 @@ def test_a_phone_cuts_no_text(space: Site, visit: Visit) -> None:
 def test_heads_have_numbers_and_the_page_on_measuring_is_linked(space: Site, visit: Visit) -> None:
     page = visit(space)
     look(page)
-    texts = page.locator("figure").first.locator("text").all_inner_texts()
+    texts = page.locator("figure").first.locator("text").all_text_contents()
     assert texts[texts.index("head") :] == ["head", *map(str, range(8))]
     name = "docs/evaluation.md"
     linked = page.get_by_role("link", name=name).get_attribute("href")

@@ -11,6 +11,7 @@ README.md beside this file says how to set up a Space. It reads these environmen
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import secrets
@@ -28,8 +29,8 @@ from typing import Any
 
 import gradio as gr
 from gradio.utils import get_upload_folder
-from huggingface_hub import constants
-from shown import LENGTH, POSITION, STATIC, concave_reason, facts, pictures, reason, summary
+from huggingface_hub import constants, try_to_load_from_cache
+from shown import LENGTH, POSITION, STATIC, concave_reason, facts, pictures, reason, slider_effect, summary
 from tqdm import tqdm
 
 from converter import ConverterError, Inspection, convert, export, inspect, interrupts, push, supported
@@ -39,6 +40,10 @@ SPACE = "SPACE_ID" in os.environ
 LIMIT = float(os.environ.get("NTK_MAX_GB", "8" if SPACE else "inf"))
 CACHE = Path(get_upload_folder())
 """Of Gradio, which serves files from here without a copy; it may hold those of other programs."""
+MEASURING = "docs/evaluation.md"
+if SPACE:
+    MEASURING = f"[{MEASURING}](https://huggingface.co/spaces/{os.environ['SPACE_ID']}/blob/main/{MEASURING})"
+"""The page on measuring: on a Space a link to its copy, else the name in the clone."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 MODELS = (
     "bigscience/bloom-1b7",
@@ -60,10 +65,12 @@ LONGEST = 16
 TRACKED = gr.Progress(track_tqdm=True)
 """As a default, it makes Gradio show the tool's bars."""
 
+FOLDER = CACHE / secrets.token_hex(16)
+"""Of this process, with the folders of its pages; whoever ends the page deletes it."""
 folders: dict[str, Path] = {}
-"""Session of an open page -> its folder, whose name nobody can guess."""
+"""Session of a page that was used -> its folder, whose name nobody can guess."""
 closed: deque[str] = deque(maxlen=1000)
-"""Sessions whose end came before their beginning: some pages are loaded twice within a moment."""
+"""Sessions whose page was closed; what they still asked for is not begun."""
 
 
 @dataclass(frozen=True, eq=False)  # Gradio hashes it, and an Inspection holds dicts
@@ -82,6 +89,11 @@ class Looked:
     def trained(self) -> int:
         """The trained length in tokens; 1 while it is not known."""
         return self.found.train_length or 1
+
+    def settings(self, method: str, growth: str, longest: float, onnx: bool) -> tuple[Any, ...]:
+        """All that a result depends on, to compare; the longest input is of one factor for all only."""
+        target = int(longest) if growth == STATIC else None
+        return self.name, self.found.commit, self.given, method, growth, target, onnx
 
     def propose(self, *, exact: bool) -> tuple[str, str]:
         """The method and the growth for a model whose short inputs must, or need not, stay as they are."""
@@ -113,45 +125,33 @@ def refusal(text: str) -> gr.Error:
     return gr.Error(escape(text, quote=False), duration=None, print_exception=False)
 
 
-def arrive(request: gr.Request) -> None:
-    """Makes the folder of a page that was opened, unless it was closed before."""
-    if request.session_hash in closed:
-        closed.remove(request.session_hash)
-        return
-    CACHE.mkdir(parents=True, exist_ok=True)
-    folders[request.session_hash] = Path(tempfile.mkdtemp(prefix=secrets.token_hex(16), dir=CACHE))
-
-
 def leave(request: gr.Request) -> None:
     """Deletes the folder of a page that was closed, or loaded again."""
+    if request.session_hash is None:
+        return
+    closed.append(request.session_hash)
     folder = folders.pop(request.session_hash, None)
     if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-    elif request.session_hash is not None:
-        closed.append(request.session_hash)
-
-
-def close() -> None:
-    """Deletes the folders of all pages; a conversion that still runs then fails, and ends."""
-    while folders:
-        _, folder = folders.popitem()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def session(request: gr.Request) -> Iterator[Path]:
     """The page's folder. The tool's errors become the page's; what a closed page still wrote is deleted."""
-    folder = folders.get(request.session_hash)
-    if folder is None:
+    name = request.session_hash
+    if name is None or name in closed:
         raise refusal("this page is out of date; load it again")
+    folder = folders.setdefault(name, FOLDER / secrets.token_hex(16))
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         yield folder
     except ConverterError as error:
         raise refusal(str(error)) from None
     except OSError as error:  # without its path, which is the page's secret
         raise refusal(f"the page cannot write this: {error.strerror}") from None
     finally:
-        if request.session_hash not in folders:
+        if name in closed:
+            folders.pop(name, None)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -164,21 +164,30 @@ def access(folder: Path, login: gr.OAuthToken | None, commit: str | None = None)
 
 
 def look(
-    typed: str, given: float | None, request: gr.Request, login: gr.OAuthToken | None
+    typed: str,
+    given: float | None,
+    before: Looked | None,
+    request: gr.Request,
+    login: gr.OAuthToken | None,
 ) -> tuple[Any, ...]:
-    """Describes a model, and sets the controls to what suits it."""
+    """Describes a model, and sets the controls to what suits it.
+
+    The length is of the model that was looked at before, whose box it is in; another model does without it.
+    """
     with session(request) as folder:
         name = typed.strip().removeprefix("https://huggingface.co/").rstrip("/")
         if SPACE and (not HUB_ID.fullmatch(name) or Path(name).exists()):
             raise refusal("give a Hub id, such as bigscience/bloom-1b7; for a folder, run this page yourself")
-        length = int(given) if given else None
+        length = None
+        if given and before is not None and before.name == name:
+            length = int(given)
         found = inspect(name, train_length=length, **access(folder, login))
         config = Path(name)
         if found.commit is not None:
             # The config alone, so that the pictures ask the Hub nothing.
             config = Path(tempfile.mkdtemp(dir=folder))
-            (cached,) = (folder / "hub").glob(f"models--*/snapshots/{found.commit}/config.json")
-            shutil.copy(cached, config)
+            cached = try_to_load_from_cache(name, "config.json", folder / "hub", found.commit)
+            shutil.copy(str(cached), config)
         kinds = {entry.name: entry.kind for entry in supported()}
         looked = Looked(name, "rotary" if found.rotary else kinds[found.family], config, length, found)
         method, growth = looked.propose(exact=True)
@@ -215,10 +224,10 @@ def propose(looked: Looked | None, exact: bool) -> tuple[str, str]:
 
 def draw(
     looked: Looked | None, method: str, growth: str, longest: float, head: float, onnx: bool
-) -> tuple[str, str, str]:
-    """The reason for a scaling, its pictures, and the command that does the same."""
+) -> tuple[Any, ...]:
+    """The reason for a scaling, its pictures, the command that does the same, and what the slider does."""
     if looked is None or looked.found.train_length is None:
-        return "", "", ""
+        return "", "", "", gr.skip()
     try:
         # A factor that grows has this value at the longest input.
         factor = max(1.0, longest / looked.trained)
@@ -236,6 +245,7 @@ def draw(
         told,
         pictures(table, longest, int(head)),
         shlex.join(["ntk-convert", looked.name, *words]),
+        gr.Slider(info=slider_effect(growth)),
     )
 
 
@@ -269,7 +279,22 @@ def run(
             for path in tqdm(sorted(path for path in out.rglob("*") if path.is_file()), "packing"):
                 archive.write(path, path.relative_to(out.parent))
     button = gr.DownloadButton(f"Download {packed.name}", value=str(packed), visible=True)
-    return summary(result, exported), button, str(out), gr.Column(visible=SPACE), looked.out, ""
+    made = looked.settings(method, growth, longest, onnx)
+    return made, summary(result, exported), button, str(out), gr.Column(visible=SPACE), looked.out, ""
+
+
+def keep(
+    made: tuple[Any, ...] | None,
+    looked: Looked | None,
+    method: str,
+    growth: str,
+    longest: float,
+    onnx: bool,
+) -> tuple[Any, ...]:
+    """Takes a result off the page if it has another model or other settings than the page."""
+    if made is None or looked is None or made == looked.settings(method, growth, longest, onnx):
+        return (gr.skip(),) * 4
+    return None, "", gr.DownloadButton(visible=False), gr.Column(visible=False)
 
 
 def send(
@@ -294,11 +319,13 @@ def send(
 
 PURPOSE = "Makes models with ALiBi attention read longer inputs than they were trained on, without training."
 
+MEASURE = f"Whether it helps a model shows when it is measured: {MEASURING} says how."
+
 
 def page() -> gr.Blocks:
     """The page, and what its controls do."""
     with gr.Blocks(title="ntk-convert", analytics_enabled=False, fill_width=True) as demo:
-        looked, out, nothing = gr.State(), gr.State(), gr.State()
+        looked, made, out = gr.State(), gr.State(), gr.State()
         with gr.Row(equal_height=False):
             gr.Markdown("# ntk-convert")
             if SPACE:
@@ -318,14 +345,14 @@ def page() -> gr.Blocks:
                     exact = gr.Checkbox(label="Short inputs must stay exactly as they are")
                     why = gr.Markdown()
                     with gr.Accordion("Choose it yourself", open=False):
-                        method = gr.Dropdown(METHODS, value="by-parts", label="Heads that are scaled")
+                        method = gr.Radio(METHODS, value="by-parts", label="Heads that are scaled")
                         growth = gr.Radio(list(GROWTHS["decoder"]), value=POSITION, label="Factor")
             with gr.Column(visible=False, min_width=340) as changes:
                 gr.Markdown("### What changes")
                 drawing = gr.HTML()
                 head = gr.Slider(0, 1, step=1, label="Head in the lower picture")
         with gr.Column(visible=False) as last:
-            gr.Markdown("### 3. Convert")
+            gr.Markdown(f"### 3. Convert\n\n{MEASURE}")
             command = gr.Textbox(label="On a command line", lines=1, buttons=["copy"], elem_id="command")
             onnx = gr.Checkbox(label="Add an ONNX graph")
             button = gr.Button("Convert", variant="primary")
@@ -339,20 +366,22 @@ def page() -> gr.Blocks:
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
         shown: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 4}
         job: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "job", "trigger_mode": "once"}
-        demo.load(arrive, **quiet)
         demo.unload(leave)
         set_up = [looked, about, given, purpose, changes, last, longest, exact, method, growth, head, onnx]
-        drawn = ([looked, method, growth, longest, head, onnx], [why, drawing, command])
-        typed.input(None, None, given, js="() => null")  # a length is of the model that was named with it
-        chosen = examples.load_input_event.success
-        for named, length in ((typed.submit, given), (given.submit, given), (chosen, nothing)):
-            looking = named(look, [typed, length], set_up, show_progress_on=about, **shown)
-            looking.success(draw, *drawn, **quiet)
-        exact.input(propose, [looked, exact], [method, growth], **quiet).success(draw, *drawn, **quiet)
+        drawn = ([looked, method, growth, longest, head, onnx], [why, drawing, command, longest])
+        made_from = [looked, method, growth, longest, onnx]
+        kept = ([made, *made_from], [made, done, ready, more])
+        for named in (typed.submit, given.submit, examples.load_input_event.success):
+            looking = named(look, [typed, given, looked], set_up, show_progress_on=about, **shown)
+            looking.success(draw, *drawn, **quiet).then(keep, *kept, **quiet)
+        proposing = exact.input(propose, [looked, exact], [method, growth], **quiet)
+        proposing.success(draw, *drawn, **quiet).then(keep, *kept, **quiet)
         controls = [each.input for each in (method, growth, longest, head, onnx)]
-        gr.on(controls, draw, *drawn, trigger_mode="always_last", **quiet)
-        results = [done, ready, out, more, name, pushed]
-        button.click(run, [looked, method, growth, longest, onnx], results, show_progress_on=done, **job)
+        drawing_again = gr.on(controls, draw, *drawn, trigger_mode="always_last", **quiet)
+        drawing_again.then(keep, *kept, **quiet)
+        results = [made, done, ready, out, more, name, pushed]
+        converting = button.click(run, made_from, results, show_progress_on=done, **job)
+        converting.then(keep, *kept, **quiet)  # of what was changed meanwhile
         pushing.click(send, [out, name, private], pushed, **job)
     return demo
 
@@ -363,11 +392,15 @@ if __name__ == "__main__":
     theme = gr.themes.Soft(font=["system-ui", "sans-serif"])
     theme.input_border_width, theme.input_border_color = "1px", "*neutral_200"
     theme.checkbox_border_color = "*neutral_400"
+    theme.block_info_text_color = "*neutral_600"
     interrupts.listen()  # SIGTERM and SIGHUP, too, then end the page as Ctrl-C does
+    # When all threads have ended, so that none writes there again.
+    atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
     # The page takes no files, but Gradio has a route for them, which anybody could fill the disk by.
     try:
         page().launch(
             max_file_size=0, theme=theme, css_paths=HERE / "style.css", footer_links=["gradio", "settings"]
         )
     finally:
-        close()
+        # A conversion that still runs then fails, and its thread ends.
+        shutil.rmtree(FOLDER, ignore_errors=True)

@@ -9,7 +9,7 @@ from html import escape
 
 from converter import ConversionResult, ExportResult, Inspection
 from converter.scaling.penalty import Penalty
-from converter.scaling.scaling import UNSCALED, read_scaling
+from converter.scaling.scaling import UNSCALED, Scaling, read_scaling
 
 STATIC, POSITION, LENGTH = "one factor for all", "by position", "by length"
 """What the factor of a scaling grows with."""
@@ -19,6 +19,10 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 450.0, 24.0, 196.0
 """Where its axes lie."""
 POINTS = 200
 """Of a curve in a picture."""
+NUMBERS = 10
+"""Of heads or pairs that a picture has room for."""
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+"""From one number to the next."""
 DEEPEST = 12.0
 """Nats of bias that are drawn; a key below that has no weight left."""
 
@@ -27,7 +31,7 @@ def facts(found: Inspection, kind: str) -> str:
     """The model in a few numbers."""
     size = sum(size or 0 for size in found.files.values())
     shown = {
-        "model": found.source + (f" at {found.commit[:8]}" if found.commit else ""),
+        "model": _at_commit(found.source, found.commit),
         "family": f"{found.family}, {kind}",
         "parameters": _in_units(found.parameters).replace("G", "B") if found.parameters else "not counted",
         "weights": f"{_in_units(size)}B",
@@ -76,8 +80,15 @@ def concave_reason(trained: int) -> str:
     return f"**Near keys count as in the training, far ones as if they were nearer:** {kept}"
 
 
+def slider_effect(growth: str) -> str:
+    """What the slider of the longest input does to the result."""
+    if growth == STATIC:
+        return "The result's factor is this length, divided by the trained one."
+    return "Changes only the pictures: the result's factor grows with the input."
+
+
 def summary(result: ConversionResult, exported: ExportResult | None) -> str:
-    """What was written, and which checks it passed."""
+    """What was converted, with which scaling, what was written, and which checks it passed."""
     files = {**result.files, **(exported.files if exported else {})}
     size = _in_units(sum(size or 0 for size in files.values()))
     rows = [(("skipped" if each.skipped else "passed"), each.name, each.detail) for each in result.checks]
@@ -87,7 +98,26 @@ def summary(result: ConversionResult, exported: ExportResult | None) -> str:
     )
     written = f"{len(files)} files, {size}B{', with an ONNX graph' if exported else ''}"
     how = "Load it with an Auto class and <code>trust_remote_code=True</code>." * (result.rotary is None)
-    return f"<p><b>Converted and checked</b> in {result.seconds:.0f} s: {written}. {how}</p><ul>{lines}</ul>"
+    model = _at_commit(result.source, result.commit)
+    return (
+        f"<p><b>Converted and checked</b> in {result.seconds:.0f} s: {escape(model)}, "
+        f"{_scaling(result.scaling)}. {written}. {how}</p><ul>{lines}</ul>"
+    )
+
+
+def _at_commit(source: str, commit: str | None) -> str:
+    """A model's name, with the start of its commit if it is from the Hub."""
+    if commit is None:
+        return source
+    return f"{source} at {commit[:8]}"
+
+
+def _scaling(scaling: Scaling) -> str:
+    """A scaling in a few words."""
+    if scaling.dynamic:
+        trained = f"{scaling.train_length:,} tokens"
+        return f"{scaling.method} by {scaling.dynamic}, for a trained length of {trained}"
+    return f"{scaling.method}, one factor of {scaling.factor:g}"
 
 
 def pictures(found: Inspection, longest: float, head: int) -> str:
@@ -97,7 +127,7 @@ def pictures(found: Inspection, longest: float, head: int) -> str:
         before, after = found.frequencies.stock, found.frequencies.scaled or found.frequencies.stock
         old, new = [[2 * math.pi / each for each in values] for values in (before, after)]
         drawn = {
-            "Tokens in which each pair of channels turns once": _spans(old, new, trained, longest, "pairs")
+            "Tokens in which each pair of channels turns once": _spans(old, new, trained, longest, "pair")
         }
     else:
         nats = tuple(slope * scale for slope in found.slopes.stock)
@@ -106,7 +136,7 @@ def pictures(found: Inspection, longest: float, head: int) -> str:
         seen, sees = ([penalty.span for penalty in penalties] for penalties in (stock, scaled))
         head = min(head, len(nats) - 1)
         drawn = {
-            "How far each head sees, in tokens": _spans(seen, sees, trained, longest, "heads"),
+            "How far each head sees, in tokens": _spans(seen, sees, trained, longest, "head"),
             f"Bias of head {head} by distance, in nats": _bias(stock[head], scaled[head], trained, longest),
         }
     key = '<p class="key"><i class="old"></i>as trained <i class="new"></i>scaled, at the longest input</p>'
@@ -118,9 +148,12 @@ def pictures(found: Inspection, longest: float, head: int) -> str:
 
 
 def _spans(
-    before: Sequence[float | None], after: Sequence[float | None], trained: int, longest: float, across: str
+    before: Sequence[float | None], after: Sequence[float | None], trained: int, longest: float, each: str
 ) -> str:
-    """A mark for each head before and after, on a logarithmic axis of tokens; None has no mark."""
+    """A mark for each head before and after, on a logarithmic axis of tokens; None has no mark.
+
+    ``each`` is what has a mark, in one word; the marks are numbered from 0, at most ``NUMBERS`` of them.
+    """
     ends = [math.log2(value) for value in (*before, *after, trained, longest) if value is not None]
     low, high = math.floor(min(ends)), math.ceil(max(ends))
 
@@ -129,18 +162,22 @@ def _spans(
 
     ticks = [2.0**power for power in range(low, high + 1, math.ceil((high - low) / 6))]
     drawn = [_text(LEFT - 6, up(tokens) + 4, f"{tokens:,.5g}", "end") for tokens in ticks]
-    for name, tokens, below in (("trained", trained, 12), ("longest input", longest, -5)):
+    for name, tokens, below in (("trained", trained, 17), ("longest input", longest, -5)):
         drawn.append(_line("mark", LEFT, up(tokens), RIGHT, up(tokens)))
         drawn.append(_text(LEFT + 4, up(tokens) + below, f"{name}: {tokens:,.0f}", "start"))
+    drawn.append(_text(LEFT - 6, BOTTOM + 24, each, "end"))
+    between = next(step for step in STEPS if len(before) <= NUMBERS * step)
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         x = LEFT + (RIGHT - LEFT) * (index + 0.5) / len(before)
+        if index % between == 0:
+            drawn.append(_text(x, BOTTOM + 24, str(index), "middle"))
         if old is not None and new is not None:
             drawn.append(_line("move", x, up(old), x, up(new)))
         if new is not None:
             drawn.append(f'<circle class="new" cx="{x:.1f}" cy="{up(new):.1f}" r="4"/>')
         if old is not None:
             drawn.append(f'<circle class="old" cx="{x:.1f}" cy="{up(old):.1f}" r="2.5"/>')
-    return "".join(drawn) + _text((LEFT + RIGHT) / 2, BOTTOM + 24, f"{across}, in their order", "middle")
+    return "".join(drawn)
 
 
 def _bias(before: Penalty, after: Penalty, trained: int, longest: float) -> str:

@@ -48,8 +48,8 @@ class Site:
 
     @property
     def folders(self) -> set[Path]:
-        """The folders of the pages that are open; Gradio has one of its own, with a shorter name."""
-        return set(self.cache.glob("?" * 40))
+        """The folders of the pages that are open and were used; Gradio has folders beside them."""
+        return set(self.cache.glob(f"{'?' * 32}/{'?' * 32}"))
 
 
 @contextmanager

@@ -20,6 +20,8 @@ import pytest
 from tests.ui.conftest import LOGIN, MODEL, ROOT, Site, held, running, wait
 
 ID = "ada/tiny-bloom"
+EXAMPLE = "bigscience/bloom-1b7"
+"""One of the page's examples; its name says its trained length."""
 Visit = Callable[..., Any]
 
 
@@ -27,9 +29,16 @@ def look(page: Any, model: str = ID) -> None:
     """Looks at a model whose trained length the visitor has to say."""
     page.get_by_label("A Hub id").fill(model)
     page.get_by_label("A Hub id").press("Enter")
-    page.get_by_label("Trained length").fill("256")
-    page.get_by_role("button", name="Look").click()
+    page.locator(".facts", has_text=f"{model} at").wait_for()
+    say(page, "256")
     page.locator("figure svg").first.wait_for()
+
+
+def say(page: Any, length: str) -> None:
+    """Says the trained length of the model that is on the page."""
+    page.get_by_label("Trained length, in tokens").fill(length)
+    page.get_by_role("button", name="Look").click()
+    page.locator(".facts", has_text=f"{length} tokens").wait_for()
 
 
 def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path: Path) -> None:
@@ -48,8 +57,8 @@ def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path:
     drawn = page.locator("figure").first.inner_html()
     page.get_by_label("Longest input").first.fill("2048")
     page.get_by_label("Longest input").first.press("Enter")
+    page.get_by_text("to 8 at 2,048 tokens").wait_for()
     wait(lambda: page.locator("figure").first.inner_html() != drawn)
-    assert "to 8 at 2,048 tokens" in page.inner_text("body")
     page.get_by_label("Short inputs must stay").uncheck()
     wait(lambda: "--target-length 2048" in command.input_value())
     assert "safetensors" not in str(space.hub.downloads())
@@ -133,6 +142,38 @@ def test_refusals(space: Site, visit: Visit, tmp_path: Path, model: str, said: s
     assert not [name for name in space.hub.downloads() if name.endswith("safetensors")]
 
 
+@pytest.mark.parametrize(
+    ("way", "model", "length"),
+    [
+        ("typed", EXAMPLE, "2,048 tokens"),
+        ("pasted", EXAMPLE, "2,048 tokens"),
+        ("chosen", EXAMPLE, "2,048 tokens"),
+        ("pasted", "ada/other", "not known"),
+    ],
+)
+def test_a_length_is_of_the_model_that_it_was_typed_for(
+    space: Site, visit: Visit, way: str, model: str, length: str
+) -> None:
+    space.hub.commit(model, MODEL)
+    page = visit(space)
+    look(page)
+    box, command = page.get_by_label("A Hub id"), page.locator("#command textarea")
+    if way == "chosen":
+        page.get_by_role("button", name=model).click()
+    elif way == "typed":
+        box.fill("")
+        box.press_sequentially(model)
+        box.press("Enter")
+    else:
+        box.fill(model)
+        box.press("Enter")
+    facts = page.locator(".facts", has_text=f"{model} at")
+    facts.wait_for()
+    assert length in facts.inner_text()
+    # There is no box of the command while the length is not known.
+    wait(lambda: "256" not in command.evaluate_all("boxes => boxes.map(box => box.value).join()"))
+
+
 def test_two_visitors(space: Site, visit: Visit) -> None:
     space.hub.requests.clear()
     first, second = visit(space), visit(space)
@@ -145,11 +186,11 @@ def test_two_visitors(space: Site, visit: Visit) -> None:
         second.get_by_text(re.compile("queue: 1/1")).wait_for()
     for page in (first, second):
         page.get_by_text("Converted and checked").wait_for()
-    assert len(list(space.cache.glob("*/result/*.zip"))) == 2
+    assert len(list(space.cache.glob("*/*/result/*.zip"))) == 2
     # Nobody signed in, so nobody's token was sent; HF_TOKEN is the owner's.
     assert {request.headers.get("authorization") for request in space.hub.requests} == {None}
     first.context.close()
-    wait(lambda: len(list(space.cache.glob("*/result/*.zip"))) == 1)
+    wait(lambda: len(list(space.cache.glob("*/*/result/*.zip"))) == 1)
 
 
 def test_loading_the_page_again_meanwhile(space: Site, visit: Visit) -> None:
@@ -161,7 +202,6 @@ def test_loading_the_page_again_meanwhile(space: Site, visit: Visit) -> None:
         wait(asked.is_set)
         page.reload()
         page.get_by_label("A Hub id").wait_for()
-        wait(lambda: space.folders - before)
     wait(lambda: not before & space.folders)
     look(page)
     page.get_by_role("button", name="Convert").click()
@@ -169,12 +209,113 @@ def test_loading_the_page_again_meanwhile(space: Site, visit: Visit) -> None:
     assert not before & space.folders
 
 
-def test_a_page_that_is_terminated_leaves_no_folder(visit: Visit, tmp_path: Path) -> None:
+@pytest.mark.parametrize("doing", ["looking", "converting"])
+def test_a_page_that_is_terminated_leaves_no_folder(visit: Visit, tmp_path: Path, doing: str) -> None:
     command = f"exec {shlex.quote(sys.executable)} app.py"
     with running(tmp_path, command, ROOT / "examples" / "space", PYTHONPATH=str(ROOT)) as site:
-        visit(site)
-        wait(lambda: site.folders)
-    assert not site.folders
+        for page in (visit(site), visit(site)):
+            look(page)
+        if doing == "converting":
+            page.get_by_role("button", name="Convert").click()
+            page.get_by_text("downloading, converting, checking").wait_for()
+        assert len(site.folders) == 2
+    assert not [path for path in site.cache.iterdir() if len(path.name) == 32]
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "method": lambda page: page.get_by_label("linear: all alike").check(),
+    "growth": lambda page: page.get_by_label("by length").check(),
+    "purpose": lambda page: page.get_by_label("Short inputs must stay").uncheck(),
+    "graph": lambda page: page.get_by_label("Add an ONNX graph").check(),
+    "length": lambda page: say(page, "512"),
+    "model": lambda page: look(page, "ada/other"),
+}
+"""What a visitor changes, each of which makes another result."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_result_has_the_model_and_the_settings_that_are_on_the_page(
+    space: Site, visit: Visit, change: str
+) -> None:
+    space.hub.commit("ada/other", MODEL)
+    page = visit(space)
+    look(page)
+    page.get_by_text("Choose it yourself").click()
+    page.get_by_role("button", name="Convert").click()
+    result, download = page.get_by_text("Converted and checked"), page.get_by_role("button", name="Download")
+    download.wait_for()
+    said = page.locator(".block.done").inner_text()
+    assert all(text in said for text in (f"{ID} at ", "by-parts by position", "256 tokens"))
+    page.get_by_label("Longest input").first.fill("2048")  # of the pictures only, and the page says so
+    page.get_by_label("Longest input").first.press("Enter")
+    page.get_by_text("to 8 at 2,048 tokens").wait_for()
+    page.get_by_label("Head in the lower picture").first.fill("3")
+    page.get_by_label("Head in the lower picture").first.press("Enter")
+    page.get_by_text("Bias of head 3").wait_for()
+    assert page.get_by_text("Changes only the pictures").is_visible()
+    assert result.is_visible()
+    assert download.is_visible()
+    CHANGES[change](page)
+    result.wait_for(state="hidden")
+    download.wait_for(state="hidden")
+
+
+WATCH = """
+const look = () => { window.converted ||= document.body.textContent.includes("Converted and checked") }
+new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true})
+"""
+"""Sets ``converted`` once the page has a result, however shortly."""
+
+
+def test_a_result_whose_settings_changed_meanwhile_is_not_shown(space: Site, visit: Visit) -> None:
+    page = visit(space)
+    look(page)
+    command = page.locator("#command textarea")
+    with held(space.hub) as asked:
+        page.get_by_role("button", name="Convert").click()
+        wait(asked.is_set)
+        page.get_by_label("Short inputs must stay").uncheck()
+        wait(lambda: "--target-length 1024" in command.input_value())
+        page.evaluate(WATCH)
+    page.wait_for_function("window.converted")
+    page.get_by_text("Converted and checked").wait_for(state="hidden")
+    page.get_by_role("button", name="Download").wait_for(state="hidden")
+
+
+CUT = """
+[...document.querySelectorAll("textarea, input")]
+    .filter(box => box.offsetParent && ["textarea", "text"].includes(box.type))
+    .filter(box => box.scrollHeight > box.clientHeight + 2 || box.scrollWidth > box.clientWidth)
+    .map(box => box.value)
+"""
+"""The texts that have no room in their boxes."""
+
+
+def test_a_phone_cuts_no_text(space: Site, visit: Visit) -> None:
+    name = "ada/a-model-whose-name-takes-more-than-a-line-on-a-phone-1b"
+    space.hub.commit(name, MODEL)
+    page = visit(space, viewport={"width": 390, "height": 844})
+    look(page, name)
+    page.get_by_text("Choose it yourself").click()
+    page.get_by_role("button", name="Convert").click()
+    page.get_by_role("button", name="Download").wait_for()
+    for choice in ("linear: all alike", "by length", "one factor for all"):
+        page.get_by_label(choice).check()
+        page.get_by_role("button", name="Download").wait_for(state="hidden")
+        assert page.evaluate(CUT) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_heads_have_numbers_and_the_page_on_measuring_is_linked(space: Site, visit: Visit) -> None:
+    page = visit(space)
+    look(page)
+    texts = page.locator("figure").first.locator("text").all_text_contents()
+    assert texts[texts.index("head") :] == ["head", *map(str, range(8))]
+    name = "docs/evaluation.md"
+    linked = page.get_by_role("link", name=name).get_attribute("href")
+    assert linked == f"https://huggingface.co/spaces/owner/page/blob/main/{name}"
+    assert (ROOT / name).is_file()
+    assert "hf upload USER/ntk-convert docs " in (ROOT / "examples/space/README.md").read_text()
 
 
 SHADE = "element => getComputedStyle(element).{}.match(/[\\d.]+/g).slice(0, 3).map(Number)"

@@ -53,7 +53,7 @@ def cells(settings: Settings, model: Any, ids: torch.Tensor, options: dict[str, 
     """Milliseconds and kernels of a token; or why there are none."""
 
     def generate(tokens: int) -> Callable[[], Any]:
-        lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+        lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "use_cache": True}
         mask = torch.ones_like(ids)
         return lambda: model.generate(ids, attention_mask=mask, **lengths, **options)
 

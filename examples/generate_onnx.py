@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,18 @@ DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 class Model:
     """A loaded graph; any number of batches may use it.
 
+    ``threads`` is the number of CPU threads, by default one for each core.
+
     Raises:
         RuntimeError: there is no graph, it has no cache (an encoder), it has another profile than ``ort``,
-            whose caches alone may be one buffer, or its cache is bfloat16, which NumPy does not support; or
-            the provider does not work (onnxruntime would silently fall back to the CPU).
+            whose caches alone may be one buffer, an older version wrote it, or its cache is bfloat16, which
+            NumPy does not support; or the provider does not work (onnxruntime would silently fall back to
+            the CPU).
     """
 
-    def __init__(self, folder: Path, provider: str = "cpu", graph: str | None = None):
+    def __init__(
+        self, folder: Path, provider: str = "cpu", graph: str | None = None, threads: int | None = None
+    ):
         self.device = provider
         path = graph_file(folder, provider) if graph is None else folder / graph
         if not folder.is_dir():
@@ -56,6 +62,8 @@ class Model:
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
         # onnxruntime would keep a plan of memory for each shape that it meets, and every step is a new shape.
         options.enable_mem_pattern = False
+        if threads is not None:
+            options.intra_op_num_threads = threads
         with redirect_stdout(sys.stderr):  # onnxruntime prints what it does not find
             if provider == "cuda":
                 ort.preload_dlls()  # from NVIDIA's pip packages too
@@ -68,12 +76,18 @@ class Model:
             raise RuntimeError(
                 f"{path} has no cache: it is not the graph of a language model, and does not generate text"
             )
-        found = profile(self.session)
+        properties = self.session.get_modelmeta().custom_metadata_map
+        found = profile(properties)
         if found != "ort":
             kind = f"of the profile {found}" if found else "not from ntk-convert"
             raise RuntimeError(
                 f"{path} is {kind}, and this script needs the profile ort; export again "
                 f"(ntk-convert export {folder} --onnx-profile ort), or run this graph with optimum"
+            )
+        if "rows" not in properties:
+            raise RuntimeError(
+                f"{path} is from an older ntk-convert: its rows must all end together; export again "
+                f"(ntk-convert export {folder})"
             )
         if not all(item.type in DTYPES for item in self.caches):
             raise RuntimeError("the graph is neither float32 nor float16; export with --onnx-dtype fp16")
@@ -82,19 +96,22 @@ class Model:
 
 
 class Batch:
-    """Rows that are generated together, and their cache.
+    """Rows that are generated together, and their caches.
+
+    A row's tokens are the first ones of its part of the buffers. So rows may have different lengths, and a
+    row may begin or end while others go on.
 
     Args:
         model: the graph.
         rows: number of rows.
-        length: most tokens in a row, counting prompt, padding and new tokens.
+        length: most tokens in a row, counting prompt and new tokens.
     """
 
     def __init__(self, model: Model, rows: int, length: int):
         self.model = model
         self.length = length
-        self.used = 0
-        self.mask = np.ones((rows, length), np.int64)
+        self.counts = np.zeros(rows, np.int64)
+        """Tokens in the cache of each row."""
         self.binding = model.session.io_binding()
         self.cache: dict[str, ort.OrtValue] = {}
         for item in model.caches:
@@ -102,52 +119,81 @@ class Batch:
             # Filled with zeros: a kernel may read beyond the end of a row, and must not find NaN there.
             # Written and not only promised (np.zeros): so a lack of memory shows here, not in a later step.
             zeros = np.full((rows, heads, length, head_size), 0, DTYPES[item.type])
-            buffer = ort.OrtValue.ortvalue_from_numpy(zeros, model.device, 0)
-            self.cache[item.name] = buffer
-            self.binding.bind_ortvalue_input(item.name, buffer)
-            self.binding.bind_ortvalue_output(item.name.replace("past_key_values", "present"), buffer)
-        self._logits: np.ndarray | None = None
+            self.cache[item.name] = ort.OrtValue.ortvalue_from_numpy(zeros, model.device, 0)
+        self._bound: tuple[int, int] | None = None
+        self._logits = np.empty(0, DTYPES[model.logits.type])
 
-    def clear(self) -> None:
-        """Forgets the rows. The next ones use the same buffers; their masks hide what is left there."""
-        self.used = 0
-        self.mask[:] = 1
+    def clear(self, row: int) -> None:
+        """Forgets a row's tokens, so that another prompt can use its part of the buffers."""
+        self.counts[row] = 0
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-        """Runs the prompts, which are padded on the left.
+    def prefill(self, row: int, tokens: Sequence[int]) -> np.ndarray:
+        """Runs a prompt, or its next tokens, in one row.
 
         Returns:
-            The logits of the last token of each row, [rows, vocabulary]; the next step overwrites them.
+            The logits after each of these tokens, [tokens, vocabulary], or only after the last one if the
+            graph was exported with --last-logits. The next run overwrites them.
         """
-        width = max(map(len, prompts))
-        ids = np.zeros((len(prompts), width), np.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = prompt
-            self.mask[row, : width - len(prompt)] = 0
-        return self._run(ids)
+        total = int(self.counts[row]) + len(tokens)
+        if total > self.length:
+            raise ValueError(f"{total} tokens do not fit into a buffer of {self.length}")
+        self._bind_rows(row, 1)
+        logits: np.ndarray = self._run(np.array([tokens], np.int64), np.ones((1, total), np.int64))[0]
+        self.counts[row] = total
+        return logits
 
-    def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Runs one more token of each row, [rows]; returns the same as ``prefill``."""
-        return self._run(tokens[:, None].astype(np.int64))
+    def step(self, tokens: Mapping[int, int]) -> np.ndarray:
+        """Runs one more token of some rows: the tokens by the numbers of the rows.
 
-    def _run(self, ids: np.ndarray) -> np.ndarray:
-        rows, new = ids.shape
-        if self.used + new > self.length:
-            raise ValueError(f"{self.used} + {new} tokens do not fit into a buffer of {self.length}")
-        self.used += new
+        Returns:
+            The logits, [len(tokens), vocabulary], in the order of ``tokens``. The next run overwrites them.
+        """
+        rows = list(tokens)
+        used = max(rows) + 1
+        # The rows between compute a token, too. It stands behind their own tokens, and their next one
+        # overwrites it.
+        totals = self.counts[:used] + 1
+        if totals.max() > self.length:
+            raise ValueError(f"{totals.max()} tokens do not fit into a buffer of {self.length}")
+        ids = np.zeros((used, 1), np.int64)
+        ids[rows, 0] = list(tokens.values())
+        mask = np.arange(totals.max()) < totals[:, None]
+        self._bind_rows(0, used)
+        logits = self._run(ids, mask.astype(np.int64))
+        self.counts[rows] += 1
+        ours: np.ndarray = logits[rows, 0]
+        return ours
+
+    def _bind_rows(self, first: int, count: int) -> None:
+        """The graph's caches become those of ``count`` rows; it writes where it reads."""
+        if self._bound == (first, count):
+            return
+        for item in self.model.caches:
+            buffer, dtype = self.cache[item.name], np.dtype(DTYPES[item.type])
+            _, *row_shape = buffer.shape()
+            start = buffer.data_ptr() + first * math.prod(row_shape) * dtype.itemsize
+            part = self.model.device, 0, dtype, [count, *row_shape], start
+            self.binding.bind_input(item.name, *part)
+            self.binding.bind_output(item.name.replace("past_key_values", "present"), *part)
+        self._bound = first, count
+
+    def _run(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The logits, [rows, tokens or 1, vocabulary]."""
         # Keep a reference: the binding points to these arrays.
-        self._inputs = ids, np.ascontiguousarray(self.mask[:, : self.used])
+        self._inputs = ids, mask
         for name, value in zip(("input_ids", "attention_mask"), self._inputs, strict=True):
             self.binding.bind_cpu_input(name, value)
         kind = self.model.logits
-        count = 1 if kind.shape[1] == 1 else new  # logits of all tokens, or only of the last
-        shape = (rows, count, kind.shape[2])
-        if self._logits is None or self._logits.shape != shape:
-            # Always in host memory; bound once, and every step overwrites it.
-            self._logits = np.empty(shape, DTYPES[kind.type])
-            self.binding.bind_ortvalue_output(kind.name, ort.OrtValue.ortvalue_from_numpy(self._logits))
+        rows, new = ids.shape
+        shape = [rows, 1 if kind.shape[1] == 1 else new, kind.shape[2]]
+        size = math.prod(shape)
+        if self._logits.size < size:
+            self._logits = np.empty(size, DTYPES[kind.type])
+        # Always in host memory.
+        logits = self._logits[:size].reshape(shape)
+        self.binding.bind_output(kind.name, "cpu", 0, logits.dtype, shape, logits.ctypes.data)
         self.model.session.run_with_iobinding(self.binding)
-        return self._logits[:, -1]
+        return logits
 
 
 def generate(
@@ -156,20 +202,19 @@ def generate(
     """Decodes greedily; yields the next token of each row, or None for a row that has ended.
 
     Raises:
-        ValueError: the prompts and the new tokens do not fit into the batch's buffer.
+        ValueError: a prompt and its new tokens do not fit into the batch's buffer.
     """
     needed = max(map(len, prompts)) + max_new_tokens
     if needed > batch.length:
         raise ValueError(f"prompts and new tokens need {needed} tokens, the buffer holds {batch.length}")
-    logits = batch.prefill(prompts)
-    ended = np.zeros(len(prompts), bool)
+    running = {row: int(batch.prefill(row, prompt)[-1].argmax()) for row, prompt in enumerate(prompts)}
     for number in range(max_new_tokens):
-        tokens = logits.argmax(axis=-1)
-        yield [None if over else int(token) for over, token in zip(ended, tokens, strict=True)]
-        ended |= np.isin(tokens, batch.model.end_tokens)
-        if ended.all() or number == max_new_tokens - 1:
+        yield [running.get(row) for row in range(len(prompts))]
+        running = {row: token for row, token in running.items() if token not in batch.model.end_tokens}
+        if not running or number == max_new_tokens - 1:
             return
-        logits = batch.step(tokens)
+        tokens = batch.step(running).argmax(axis=-1)
+        running = dict(zip(running, map(int, tokens), strict=True))
 
 
 def graph_file(folder: Path, provider: str) -> Path:
@@ -180,9 +225,9 @@ def graph_file(folder: Path, provider: str) -> Path:
     return found[0] if found else folder / "model.onnx"
 
 
-def profile(session: ort.InferenceSession) -> str | None:
-    """The profile that ntk-convert recorded in the graph; None for a graph of another tool."""
-    record = session.get_modelmeta().custom_metadata_map.get("ntk_convert")
+def profile(properties: Mapping[str, str]) -> str | None:
+    """The profile that ntk-convert recorded in a graph's properties; None for a graph of another tool."""
+    record = properties.get("ntk_convert")
     return json.loads(record)["profile"] if record else None
 
 

@@ -1,67 +1,70 @@
-"""Serve an exported graph over HTTP with onnxruntime only, on the loop of generate_onnx.py.
+"""Serve an exported graph with OpenAI's API. Requests are batched while they run.
 
-    python examples/serve_onnx.py DIR [--slots 2] [--length 2048] [--queue 4] [--port 8000] [--provider cuda]
+    pip install starlette uvicorn transformers
+    python examples/serve_onnx.py DIR [--rows 16] [--length 2048] [--threads 4] [--provider cuda]
 
-    curl localhost:8000/generate -d '{"prompt": "a prompt", "max_new_tokens": 32}'
-    curl --no-buffer localhost:8000/generate -d '{"input_ids": [5, 6, 7], "stream": true}'
-    curl localhost:8000/health
+    curl localhost:8000/v1/completions -d '{"prompt": "a prompt", "max_tokens": 32, "temperature": 0}'
 
-A slot is the buffers of one request's caches. All slots are allocated at the start and used again, so memory
-does not grow with the number of requests. A request that finds no free slot waits in the queue; if the queue
-is full, the answer is 503. A prompt is run in chunks, so memory does not grow with its logits either.
+There are /v1/completions, /v1/chat/completions for models with a chat template, /v1/models and /health. DIR
+holds an ONNX graph of the profile ort, and a tokenizer that transformers loads.
 
-A streamed answer is a line of JSON for each token. The last line has "finish"; an answer without it was cut.
+The caches of all rows are allocated at the start, so memory does not grow with the number of requests. A
+request that finds no free row waits in the queue; if the queue is full, the answer is 503. After SIGTERM the
+server takes no more requests, answers those that it has, and ends.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
-import queue
-import select
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from generate_onnx import PROVIDERS, Batch, Model, generate, text_functions
+import uvicorn
+from answer_text import AnswerText
+from generate_onnx import PROVIDERS, Model
+from onnx_batching import Batcher, Event, Failed, Finished, PromptDone, Request, Token
+from openai_protocol import (
+    Answer,
+    BadRequest,
+    ChatBody,
+    CompletionBody,
+    error_object,
+    model_list,
+    parse,
+    usage,
+)
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 PATIENCE = 30
-"""Seconds that a request waits for a slot, and the server for a client that neither writes nor reads."""
+"""Seconds that a request waits for a row, and the server for a request's body."""
 OTHERS = 32
-"""Connections beside those with a slot or a place in the queue: they are answered at once, mostly 503."""
-PATHS = "there are GET /health and POST /generate"
+"""Connections beside those that run or wait: they are answered at once, mostly with 503."""
 DEFAULT_LENGTH = 2048
-DEFAULTS: dict[str, Any] = {"prompt": None, "input_ids": None, "max_new_tokens": 32, "stream": False}
+LOOK = 0.5
+"""Seconds after which the server looks whether a client that waits is still there."""
 
 
-class Refused(Exception):
-    """A request that gets an error: the HTTP status, and one line that says why."""
-
-    def __init__(self, status: int, line: str):
-        super().__init__(line)
-        self.status = status
-
-
-@dataclass(frozen=True)
-class Request:
-    prompt: list[int]
-    max_new_tokens: int
-    stream: bool
+class ClientGoneError(Exception):
+    """The client has closed its connection."""
 
 
 class Service:
-    """A model, its slots, and what a request may ask for.
+    """A model with its tokenizer, and what a request may ask for.
 
     Args:
-        slots: requests that run at the same time.
+        name: what requests call the model; None: the folder.
+        rows: requests that run at the same time.
         length: most tokens of a prompt and its answer; None: the context length, but at most 2048.
-        waiting: requests that may wait for a slot.
+        waiting: requests that may wait for a row.
         chunk: most tokens of a prompt that are run at once.
 
     Raises:
@@ -70,194 +73,305 @@ class Service:
     """
 
     def __init__(
-        self, model: Model, folder: Path, slots: int, length: int | None, waiting: int, chunk: int = 512
+        self,
+        model: Model,
+        folder: Path,
+        tokenizer: Any,
+        *,
+        name: str | None = None,
+        rows: int,
+        length: int | None = None,
+        waiting: int,
+        chunk: int = 512,
     ):
         self.model = model
-        self.encode, self.decode = text_functions(folder)
+        self.name = name or str(folder)
+        self.tokenizer = tokenizer
         longest = context_length(folder)
-        self.length = min(longest or DEFAULT_LENGTH, DEFAULT_LENGTH) if length is None else length
-        if longest is not None and self.length > longest:
+        if length is None:
+            length = min(longest or DEFAULT_LENGTH, DEFAULT_LENGTH)
+        if longest is not None and length > longest:
             raise RuntimeError(f"--length {length} is beyond the context length, {longest} tokens")
-        if min(slots, self.length, chunk, waiting + 1) < 1:
-            raise ValueError("--slots, --length and --chunk must be at least 1, --queue at least 0")
-        # With length-dynamic scaling, a prompt in chunks would not give the logits of the whole prompt.
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        whole = (config.get("alibi_scaling") or {}).get("dynamic") == "length"
-        self.chunk = self.length if whole else chunk
-        self.places = threading.BoundedSemaphore(slots + waiting)
-        self.slots: queue.SimpleQueue[Batch] = queue.SimpleQueue()
-        for _ in range(slots):
-            self.slots.put(Batch(model, 1, self.length))
+        if min(rows, length, chunk, waiting + 1) < 1:
+            raise ValueError("--rows, --length and --chunk must be at least 1, --queue at least 0")
+        self.length = length
+        self.rows = rows
+        self.places = rows + waiting
+        self.taken = 0
+        """Requests that run or wait."""
+        if scales_by_length(folder):
+            # A prompt in chunks would not give the logits of the whole prompt.
+            chunk = length
+        self.batcher = Batcher(model, rows, length, chunk)
 
-    def parse(self, body: bytes) -> Request:
-        """A request from its JSON; raises ``Refused`` with status 400 for one that cannot be run."""
-        try:
-            given = json.loads(body)
-        except (ValueError, RecursionError):
-            raise Refused(400, "the body is not JSON") from None
-        if not isinstance(given, dict) or not given.keys() <= DEFAULTS.keys():
-            raise Refused(400, f"the body must be an object with keys among {', '.join(DEFAULTS)}")
-        prompt, ids, new, stream = (DEFAULTS | given).values()
-        if (prompt is None) == (ids is None):
-            raise Refused(400, "give either prompt or input_ids")
-        if type(new) is not int or new < 1 or type(stream) is not bool:
-            raise Refused(400, "max_new_tokens must be a number of at least 1, stream true or false")
-        if prompt is not None:
-            if not isinstance(prompt, str):
-                raise Refused(400, "prompt must be a text")
-            try:
-                prompt.encode()  # JSON can have halves of a surrogate pair, which are no characters
-                ids = self.encode(prompt)
-            except UnicodeEncodeError:
-                raise Refused(400, "prompt is not valid Unicode") from None
-            except ValueError as error:
-                raise Refused(400, str(error)) from None
-        known = range(self.model.logits.shape[2])
-        if not isinstance(ids, list) or not ids or not all(type(n) is int and n in known for n in ids):
-            raise Refused(400, f"a prompt is one token or more, each an id from 0 to {known[-1]}")
-        if len(ids) + new > self.length:
-            raise Refused(
-                400, f"{len(ids)} tokens and max_new_tokens {new} are more than the {self.length} of a slot"
+    def decode(self, tokens: list[int]) -> str:
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+    def request(self, body: CompletionBody | ChatBody, tell: Callable[[Event], object]) -> Request:
+        """What the batcher runs; raises ``BadRequest`` for what it cannot."""
+        if body.model not in (None, self.name):
+            raise BadRequest(f"there is no model {body.model!r}, but {self.name!r}", 404)
+        prompt = self._prompt(body)
+        most = body.most_tokens
+        if most is None:
+            most = max(self.length - len(prompt), 1)
+        if len(prompt) + most > self.length:
+            raise BadRequest(
+                f"{len(prompt)} tokens of the prompt and max_tokens {most} are more than the {self.length} "
+                "of a row"
             )
-        return Request(ids, new, stream)
+        logprobs = prompt_logprobs = False
+        if isinstance(body, CompletionBody):
+            logprobs = body.logprobs is not None
+            prompt_logprobs = logprobs and body.echo
+        if prompt_logprobs and self.model.logits.shape[1] == 1:
+            raise BadRequest(
+                "the graph has no logits of the prompt, which echo with logprobs needs; export again without "
+                "--last-logits"
+            )
+        return Request(
+            prompt,
+            most,
+            tell,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            seed=body.seed,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            waits_until=time.monotonic() + PATIENCE,
+        )
 
-    @contextmanager
-    def slot(self) -> Iterator[Batch]:
-        """A free slot, or the next one that becomes free; raises ``Refused`` with status 503."""
-        if not self.places.acquire(blocking=False):
-            raise Refused(503, "all slots are taken and the queue is full; try again")
-        try:
-            batch = self.slots.get(timeout=PATIENCE)
-        except queue.Empty:
-            self.places.release()
-            raise Refused(503, f"no slot became free within {PATIENCE} seconds; try again") from None
-        try:
-            batch.clear()
-            yield batch
-        finally:
-            # In this order, so that where a slot is free, there is a place for who comes next.
-            self.places.release()
-            self.slots.put(batch)
+    def _prompt(self, body: CompletionBody | ChatBody) -> list[int]:
+        """The prompt's tokens."""
+        if isinstance(body, ChatBody):
+            ids = self._chat_prompt(body)
+        elif isinstance(body.prompt, str):
+            ids = self.tokenizer(body.prompt)["input_ids"]
+        else:
+            ids = body.prompt
+        vocabulary = self.model.logits.shape[2]
+        if not ids or not all(0 <= token < vocabulary for token in ids):
+            raise BadRequest(f"a prompt is one token or more, each an id from 0 to {vocabulary - 1}")
+        return ids
 
-    def steps(self, batch: Batch, request: Request) -> Iterator[list[int]]:
-        """Runs a request in a slot; yields each token, and nothing ([]) after a chunk of the prompt."""
-        last = (len(request.prompt) - 1) // self.chunk * self.chunk
-        for start in range(0, last, self.chunk):
-            batch.prefill([request.prompt[start : start + self.chunk]])
-            yield []
-        for [token] in generate(batch, [request.prompt[last:]], request.max_new_tokens):
-            yield [] if token is None else [token]
+    def _chat_prompt(self, body: ChatBody) -> list[int]:
+        if not self.tokenizer.chat_template:
+            raise BadRequest("this model has no chat template; use /v1/completions")
+        messages = [message.model_dump() for message in body.messages]
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates raise what they like
+            raise BadRequest(f"the chat template does not take these messages: {error}") from error
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
 
 def context_length(folder: Path) -> int | None:
     """The number of tokens that the scaling is made for, which the export wrote down; None if it did not."""
     path = folder / "genai_config.json"
-    return json.loads(path.read_text(encoding="utf-8"))["model"]["context_length"] if path.is_file() else None
+    if not path.is_file():
+        return None
+    length: int = json.loads(path.read_text(encoding="utf-8"))["model"]["context_length"]
+    return length
 
 
-class Handler(BaseHTTPRequestHandler):
-    """HTTP/1.0: a connection is closed after its answer, so no idle client holds a thread."""
-
-    server: Server
-    timeout = PATIENCE
-    started = False
-
-    def do_GET(self) -> None:
-        free = self.server.service.slots.qsize()
-        self.send(*((200, {"free": free}) if self.path == "/health" else (404, {"error": PATHS})))
-
-    def do_POST(self) -> None:
-        # A client that has gone away is no error: its slot becomes free, and that is all.
-        with suppress(ConnectionError, TimeoutError):
-            try:
-                request = self.server.service.parse(self.body())
-                with self.server.service.slot() as batch:
-                    self.run(batch, request)
-            except Refused as refused:
-                self.send(refused.status, {"error": str(refused)})
-            except (ConnectionError, TimeoutError):
-                raise
-            except Exception as error:
-                self.log_error("%r", error)
-                self.send(500, {"error": "the model failed; the server's log says why"})
-
-    def body(self) -> bytes:
-        """The request's body; raises ``Refused`` with status 403, 404, 408, 411 or 413."""
-        if self.path != "/generate":
-            raise Refused(404, PATHS)
-        if "Origin" in self.headers:  # a browser's; without this check, any web page could use a local server
-            raise Refused(403, "requests of web pages are not answered")
-        size = self.headers.get("Content-Length", "")
-        if not (size.isascii() and size.isdigit() and len(size) < 16):
-            raise Refused(411, "the header Content-Length is missing, or no number")
-        left, most = int(size), (1 << 20) + 32 * self.server.service.length
-        # A longer one is read nevertheless: a client that still writes would not see the answer.
-        body, short, until = bytearray(), left <= most, time.monotonic() + PATIENCE
-        while left > 0 and (piece := self.rfile.read1(min(left, 1 << 16))):
-            left -= len(piece)
-            body += piece if short else b""
-            if time.monotonic() > until:  # the timeout of a connection starts again with each byte
-                raise Refused(408, f"the body did not arrive within {PATIENCE} seconds")
-        if not short:
-            raise Refused(413, f"the body is longer than {most} bytes")
-        return bytes(body)
-
-    def run(self, batch: Batch, request: Request) -> None:
-        """Generates, and sends the answer: a line for each token at once, or all in one object."""
-        service, tokens, shown = self.server.service, list[int](), ""
-        for new in service.steps(batch, request):
-            if self.gone():
-                raise ConnectionAbortedError
-            tokens += new
-            if new and request.stream:
-                text = service.decode(tokens)
-                # A token may end within a character; its text then comes with the next line.
-                more = "" if text.endswith("\N{REPLACEMENT CHARACTER}") else text[len(shown) :]
-                shown += more
-                self.send(200, {"token": new[0], "text": more})
-        text = service.decode(tokens)
-        finish = "end" if tokens[-1] in batch.model.end_tokens else "length"
-        whole = {"text": text[len(shown) :]} if request.stream else {"tokens": tokens, "text": text}
-        self.send(200, {**whole, "finish": finish})
-
-    def gone(self) -> bool:
-        """Whether the client has closed the connection. One that only stops reading meets the timeout."""
-        ready, _, _ = select.select([self.connection], [], [], 0)
-        return bool(ready) and not self.connection.recv(1, socket.MSG_PEEK)
-
-    def send(self, status: int, content: dict[str, Any]) -> None:
-        """Sends a line; before the first one, the status and the headers."""
-        if not self.started:
-            self.started = True
-            self.send_response(status)
-            self.send_header(
-                "Content-Type", "application/x-ndjson" if "token" in content else "application/json"
-            )
-            if status == 503:
-                self.send_header("Retry-After", "1")
-            self.end_headers()
-        self.wfile.write(json.dumps(content).encode() + b"\n")
+def scales_by_length(folder: Path) -> bool:
+    """Whether a token's penalty depends on the tokens behind it."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    scaling = config.get("alibi_scaling") or {}
+    return scaling.get("dynamic") == "length"
 
 
-class Server(ThreadingHTTPServer):
-    """A thread for each connection, and a limit to both: further clients wait outside of this process."""
+class Completion:
+    """One answer, as it is generated."""
 
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], service: Service, connections: int):
-        super().__init__(address, Handler)
+    def __init__(self, service: Service, body: CompletionBody | ChatBody):
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        self.events = events
         self.service = service
-        self.connections = threading.BoundedSemaphore(connections)
+        self.request = service.request(
+            body, tell=lambda event: loop.call_soon_threadsafe(events.put_nowait, event)
+        )
+        self.text = AnswerText(service.decode, body.stop)
+        self.logprobs: list[float | None] = []
+        """Of the answer's tokens, and before them of the prompt's, where they are asked for."""
+        self.finish_reason: str | None = None
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self.connections.acquire()
-        super().process_request(request, client_address)
+    @property
+    def usage(self) -> dict[str, int]:
+        return usage(len(self.request.prompt), len(self.text.tokens))
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    async def parts(self, client: HttpRequest) -> AsyncIterator[str]:
+        """The text as it grows; "" first, when the prompt was run.
+
+        Raises:
+            BadRequest: with status 503, there is no place; with 500, the model failed.
+            ClientGoneError: the client left before the prompt was run, or while nothing happened.
+        """
+        service = self.service
+        if service.taken == service.places:
+            raise BadRequest("all rows are taken and the queue is full; try again", 503)
+        service.taken += 1
+        service.batcher.submit(self.request)
         try:
-            super().process_request_thread(request, client_address)
+            while self.finish_reason is None:
+                yield self._text_of(await self._next_event(client))
         finally:
-            self.connections.release()
+            self.request.cancelled = True
+            service.taken -= 1
+
+    async def _next_event(self, client: HttpRequest) -> Event:
+        while True:
+            try:
+                return await asyncio.wait_for(self.events.get(), LOOK)
+            except asyncio.TimeoutError:
+                if await client.is_disconnected():
+                    raise ClientGoneError from None
+
+    def _text_of(self, event: Event) -> str:
+        """The text that an event adds."""
+        match event:
+            case PromptDone(logprobs):
+                if self.request.prompt_logprobs:
+                    self.logprobs += [None, *logprobs]
+                return ""
+            case Token(token, logprob):
+                self.logprobs.append(logprob)
+                text = self.text.add(token)
+                if self.text.stopped:
+                    self.finish_reason = "stop"
+                return text
+            case Finished(reason):
+                self.finish_reason = reason
+                return self.text.end()
+            case Failed("busy"):
+                raise BadRequest(f"no row became free within {PATIENCE} seconds; try again", 503)
+            case Failed():
+                raise BadRequest("the model failed; the server's log says why", 500)
+
+
+async def read_body(request: HttpRequest, most: int) -> bytes:
+    """A request's body, of at most so many bytes; raises ``BadRequest`` with status 403, 408 or 413."""
+    if "origin" in request.headers:  # a browser's; without this check, any web page could use a local server
+        raise BadRequest("requests of web pages are not answered", 403)
+    content = bytearray()
+
+    async def read() -> None:
+        async for part in request.stream():
+            # A longer one is read to its end: a client that still writes would not see the answer.
+            if len(content) <= most:
+                content.extend(part)
+
+    try:
+        await asyncio.wait_for(read(), PATIENCE)
+    except asyncio.TimeoutError:
+        raise BadRequest(f"the body did not arrive within {PATIENCE} seconds", 408) from None
+    if len(content) > most:
+        raise BadRequest(f"the body is longer than {most} bytes", 413)
+    return bytes(content)
+
+
+async def whole_answer(completion: Completion, body: CompletionBody | ChatBody, client: HttpRequest) -> Any:
+    service = completion.service
+    text = "".join([part async for part in completion.parts(client)])
+    tokens = completion.text.tokens
+    if isinstance(body, CompletionBody) and body.echo:
+        text = service.decode(completion.request.prompt) + text
+        tokens = [*completion.request.prompt, *tokens]
+    logprobs = None
+    if completion.request.logprobs:
+        names = service.tokenizer.convert_ids_to_tokens(tokens)
+        logprobs = {"tokens": names, "token_logprobs": completion.logprobs}
+    answer = Answer(service.name, chat=isinstance(body, ChatBody))
+    return answer.whole(text, completion.finish_reason, logprobs, completion.usage)
+
+
+async def streamed_answer(
+    completion: Completion, body: CompletionBody | ChatBody, client: HttpRequest
+) -> AsyncIterator[str]:
+    """The lines of an answer in server-sent events; the first one when the prompt was run.
+
+    A stream that breaks off has no line ``[DONE]``.
+    """
+    answer = Answer(completion.service.name, chat=isinstance(body, ChatBody))
+    begun = False
+    try:
+        async for part in completion.parts(client):
+            if part or not begun:
+                yield line(answer.chunk(part, None, first=not begun))
+            begun = True
+    except BadRequest as error:
+        if not begun:
+            raise
+        yield line(error_object(str(error), error.status))
+        return
+    yield line(answer.chunk("", completion.finish_reason))
+    if body.stream_options.include_usage:
+        yield line(answer.usage_chunk(completion.usage))
+    yield "data: [DONE]\n\n"
+
+
+def line(content: dict[str, Any]) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(content)}\n\n"
+
+
+def application(service: Service) -> Starlette:
+    """The web application; its end is the end of the service."""
+
+    async def complete(client: HttpRequest, kind: type[CompletionBody | ChatBody]) -> Response:
+        body = parse(kind, await read_body(client, (1 << 20) + 32 * service.length))
+        completion = Completion(service, body)
+        if not body.stream:
+            return JSONResponse(await whole_answer(completion, body, client))
+        lines = streamed_answer(completion, body, client)
+        # What is refused before the first line has a status of its own.
+        first = await anext(lines)
+
+        async def all_lines() -> AsyncIterator[str]:
+            yield first
+            async for each in lines:
+                yield each
+
+        return StreamingResponse(all_lines(), media_type="text/event-stream")
+
+    async def completions(client: HttpRequest) -> Response:
+        return await complete(client, CompletionBody)
+
+    async def chats(client: HttpRequest) -> Response:
+        return await complete(client, ChatBody)
+
+    async def models(_: HttpRequest) -> Response:
+        return JSONResponse(model_list(service.name, service.length))
+
+    async def health(_: HttpRequest) -> Response:
+        return JSONResponse({"free": max(service.rows - service.taken, 0)})
+
+    async def refused(_: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, BadRequest)
+        headers = {"Retry-After": "1"} if error.status == 503 else {}
+        return JSONResponse(error_object(str(error), error.status), error.status, headers)
+
+    async def gone(_: HttpRequest, __: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        service.batcher.close()
+
+    return Starlette(
+        routes=[
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chats, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/health", health),
+        ],
+        exception_handlers={BadRequest: refused, ClientGoneError: gone},
+        lifespan=lifespan,
+    )
 
 
 def main() -> None:
@@ -265,27 +379,56 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--slots", type=int, default=2, help="requests at the same time")
+    parser.add_argument("folder", metavar="DIR", help="requests call the model so, too")
+    parser.add_argument("--rows", type=int, default=16, help="requests at the same time [%(default)s]")
     parser.add_argument("--length", type=int, help="most tokens of a prompt and its answer")
-    parser.add_argument("--queue", type=int, default=4, help="requests that may wait for a slot")
+    parser.add_argument("--queue", type=int, default=64, help="requests that may wait [%(default)s]")
     parser.add_argument("--chunk", type=int, default=512, help="most tokens of a prompt that run at once")
+    parser.add_argument("--threads", type=int, help="threads of the CPU; by default one for each core")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--provider", choices=sorted(PROVIDERS), default="cpu")
     parser.add_argument("--graph", help="the graph's file in DIR, if there are several")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="load a tokenizer whose code is in DIR"
+    )
     options = parser.parse_args()
+    folder = Path(options.folder)
     try:
         # In this thread, before all others: the first session decides about denormal numbers for them.
-        model = Model(options.folder, options.provider, options.graph)
-        service = Service(model, options.folder, options.slots, options.length, options.queue, options.chunk)
-        server = Server((options.host, options.port), service, options.slots + options.queue + OTHERS)
+        model = Model(folder, options.provider, options.graph, options.threads)
+        service = Service(
+            model,
+            folder,
+            load_tokenizer(folder, options.trust_remote_code),
+            name=options.folder,
+            rows=options.rows,
+            length=options.length,
+            waiting=options.queue,
+            chunk=options.chunk,
+        )
+        listening = socket.create_server((options.host, options.port), backlog=128)
     except (RuntimeError, OSError, MemoryError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
-    host, port = server.server_address[:2]
-    print(f"{options.slots} slots of {service.length} tokens at http://{host!s}:{port}", flush=True)
-    with suppress(KeyboardInterrupt):
-        server.serve_forever()
+    host, port = listening.getsockname()[:2]
+    settings = uvicorn.Config(
+        application(service), log_level="warning", limit_concurrency=service.places + OTHERS
+    )
+    print(f"{options.rows} rows of {service.length} tokens at http://{host}:{port}", flush=True)
+    uvicorn.Server(settings).run(sockets=[listening])
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+    """Raises ``RuntimeError`` if there is none, or it does not load."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # it would warn about model types that it does not know
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers raises many kinds
+        reason = str(error).strip().splitlines()[0]
+        raise RuntimeError(f"the tokenizer in {folder} does not load: {reason}") from error
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -16,7 +17,7 @@ from transformers import AutoTokenizer
 from converter import OnnxOptions, convert, export
 from tests import tiny
 from tests.messages import raises, says
-from tests.onnx_graphs import LENGTHS, NEW, Make, exported, generated, prompts
+from tests.onnx_graphs import LENGTHS, NEW, Make, edit, exported, generated, prompts
 from tests.patched import Convert, load
 
 pytest.importorskip("onnxruntime")
@@ -58,8 +59,10 @@ def test_a_batch(
     assert made == [generated(folder, prompt) for prompt in prompts()]
 
     batch, new = example.Batch(model, 3, max(LENGTHS) + NEW), tiny.token_ids(3, NEW, seed=1)
-    # A copy, because every step writes to the same memory.
-    found = [batch.prefill(prompts()).copy(), *(batch.step(tokens).copy() for tokens in new.T)]
+    # Copies, because every run writes to the same memory.
+    found = [np.stack([batch.prefill(row, prompt)[-1].copy() for row, prompt in enumerate(prompts())])]
+    for tokens in new.T:
+        found.append(batch.step(dict(enumerate(tokens))).copy())
     for row, prompt in enumerate(prompts()):
         ids = torch.tensor([[*prompt, *new[row]]])
         with torch.no_grad():
@@ -82,24 +85,43 @@ def test_a_row_stops_at_its_end_token(with_graph: Make, example: ModuleType) -> 
 
 
 def test_past_and_present_are_one_buffer(with_graph: Make, example: ModuleType) -> None:
+    """It has every token of each row, and nothing behind them."""
     batch = example.Batch(example.Model(with_graph()), 3, 80)
-    before = {name: value.data_ptr() for name, value in batch.cache.items()}
     list(example.generate(batch, prompts(), 4))
-    presents = dict(
-        zip(
-            (output.name for output in batch.model.session.get_outputs()[1:]),
-            (value for value in batch.binding.get_outputs() if len(value.shape()) == 4),
-            strict=True,
-        )
-    )
-    assert len(presents) == len(batch.cache) == 4
-    assert batch.used == max(LENGTHS) + 3, "the last token need not be run"
-    for name, past in batch.cache.items():
-        present = presents[name.replace("past_key_values", "present")]
-        assert past.data_ptr() == present.data_ptr() == before[name]
-        content = past.numpy()
-        assert content[:, :, : batch.used].any(axis=(1, 3)).all(), "every token is in it"
-        assert not content[:, :, batch.used :].any()
+    presents = [value for value in batch.binding.get_outputs() if len(value.shape()) == 4]
+    pasts = list(batch.cache.values())
+    assert [each.data_ptr() for each in presents] == [each.data_ptr() for each in pasts]
+    assert len(pasts) == 4
+    assert list(batch.counts) == [length + 3 for length in LENGTHS], "the last token need not be run"
+    for past in pasts:
+        for content, count in zip(past.numpy(), batch.counts, strict=True):
+            assert content[:, :count].any(axis=(0, 2)).all()
+            assert not content[:, count:].any()
+
+
+def test_rows_begin_and_end_while_others_go_on(with_graph: Make, example: ModuleType) -> None:
+    """A row that is left out of steps stays as it is, in the middle of its prompt too."""
+    folder = with_graph("jais", "ntk-position")
+    model, new = example.Model(folder), tiny.token_ids(3, 6, seed=1)
+    long, middle, short = prompts()
+
+    def alone(prompt: list[int], *tokens: int) -> np.ndarray:
+        return example.Batch(model, 1, 80).prefill(0, [*prompt, *map(int, tokens)])[-1].copy()
+
+    def same(found: np.ndarray, *right: np.ndarray) -> None:
+        assert np.abs(found - np.stack(right)).max() <= 1e-4
+
+    batch = example.Batch(model, 3, 80)
+    batch.prefill(2, middle)
+    same(batch.step({2: new[0][0]}), alone(middle, new[0][0]))
+    batch.prefill(0, long[:30])
+    same(batch.step({2: new[0][1]}), alone(middle, *new[0][:2]))
+    same(batch.prefill(0, long[30:])[-1:], alone(long))
+    both = batch.step({2: new[0][2], 0: new[1][0]})
+    same(both, alone(middle, *new[0][:3]), alone(long, new[1][0]))
+    batch.clear(0)
+    same(batch.prefill(0, short)[-1:], alone(short))
+    same(batch.step({0: new[2][0], 2: new[0][3]}), alone(short, new[2][0]), alone(middle, *new[0][:4]))
 
 
 def test_what_does_not_fit_is_refused(with_graph: Make, example: ModuleType) -> None:
@@ -107,9 +129,11 @@ def test_what_does_not_fit_is_refused(with_graph: Make, example: ModuleType) -> 
     with raises(ValueError, "76 tokens", "75"):
         next(example.generate(example.Batch(model, 3, 75), prompts(), NEW))
     batch = example.Batch(model, 3, 60)
-    batch.prefill(prompts())
-    with raises(ValueError, "60 + 1 tokens"):
-        batch.step(np.zeros(3, np.int64))
+    with raises(ValueError, "61 tokens", "60"):
+        batch.prefill(0, [5] * 61)
+    batch.prefill(0, [5] * 60)
+    with raises(ValueError, "61 tokens", "60"):
+        batch.step({0: 5})
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
@@ -150,6 +174,12 @@ def test_the_command_line(converted: Convert) -> None:
     assert run(str(folder), "5 6 7") == " ".join(map(str, ids)) + "\n"
 
 
+def without_rows(model: onnx.ModelProto) -> None:
+    """A graph of version 0.1 lacks this property."""
+    [own] = [each for each in model.metadata_props if each.key == "rows"]
+    model.metadata_props.remove(own)
+
+
 def test_what_cannot_be_run(
     converted: Convert,
     example: ModuleType,
@@ -181,6 +211,10 @@ def test_what_cannot_be_run(
     says(line(folder, "w5"), "no cache", "language model")
     exported(folder).joinpath("model.onnx").rename(folder / "other.onnx")
     assert example.Model(exported(folder, profile="portable"), graph="other.onnx").caches
+
+    exported(folder)
+    edit(folder / "model.onnx", without_rows)
+    says(line(folder, "w5"), "older ntk-convert", f"ntk-convert export {folder}")
 
     exported(folder)
     says(line(folder, "w5", "--max-new-tokens", "0"), "--max-new-tokens", "at least 1")

@@ -124,6 +124,33 @@ def test_greedy_tokens(converted: Convert, family: str, scaling: str, share: boo
     assert_same(finish(running, rows=3), expected(reference, *rows))
 
 
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    [("bloom", "ntk"), ("jais", "ntk-position"), ("mpt", "ntk-length"), ("falcon", "concave")],
+)
+def test_requests_of_different_lengths_in_an_engine(converted: Convert, family: str, scaling: str) -> None:
+    """Up to four run together, and each row's new token stands right behind its own tokens."""
+    folder = exported(converted(family, 4, scaling))
+    reference = load(folder)
+    engine = og.Engine(model_of(folder))
+    events = engine.create_event_buffer(64)
+    given = [np.array(prompt, np.int64) for prompt in prompts((60, 43, 5, 12, 33, 1))]
+    requests = [engine.create_request() for _ in given]
+    for request, prompt in zip(requests, given, strict=True):
+        turn = og.TurnOptions(request)
+        # A minimum, so that no request stops at the end token.
+        turn.set_min_generated_tokens(NEW)
+        turn.set_max_generated_tokens(NEW)
+        request.begin_turn(prompt.astype(np.int32), turn)
+    found: list[list[int]] = [[] for _ in given]
+    while engine.has_pending_requests():
+        for event in engine.run(events) or ():
+            if event.token is not None:
+                found[requests.index(event.request)].append(event.token)
+    right = [expected(reference, prompt)[0][0].tolist() for prompt in given]
+    assert found == right
+
+
 def test_a_graph_of_another_factor_is_noticed(converted: Convert) -> None:
     folder = converted("bloom", 12, "ntk")
     reference, scaling = load(folder), config_of(folder)["alibi_scaling"]

@@ -1,290 +1,480 @@
-"""examples/serve_onnx.py: the tokens of transformers, an error for what it cannot do, and bounded memory."""
+"""examples/serve_onnx.py: the tokens of transformers, whatever else runs, through OpenAI's client."""
 
 from __future__ import annotations
 
-import http.client
 import json
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
 from tests import tiny
 from tests.memory import MB, anonymous, needs_proc
 from tests.messages import Words, says
-from tests.onnx_graphs import NEW, Make, exported, generated, prompts
+from tests.onnx_graphs import NEW, Make, expected, exported, generated, prompts
 from tests.patched import Convert
 
 pytest.importorskip("onnxruntime")
+pytest.importorskip("openai")
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
 
+import openai
+import uvicorn
+from answer_text import AnswerText
 from generate_onnx import Model
-from serve_onnx import Server, Service
+from onnx_batching import Request
+from serve_onnx import Service, application, load_tokenizer, main
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "serve_onnx.py"
 PROMPTS = prompts((60, 43, 12, 1, 33, 17))
 LENGTH = 96
-"""Tokens of a slot."""
+"""Tokens of a row."""
+LONG = 4000
+"""Tokens that take much longer than the rest of a test."""
+
+
+class Running:
+    """A server in this process, and OpenAI's client for it."""
+
+    def __init__(self, service: Service, url: str):
+        self.service = service
+        self.url = url
+        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def complete(self, prompt: Any, **options: Any) -> Any:
+        asked = {"temperature": 0, "max_tokens": NEW} | options
+        return self.client.completions.create(model=self.service.name, prompt=prompt, **asked)
+
+    def chat(self, content: str, **options: Any) -> Any:
+        asked = {"temperature": 0, "max_tokens": NEW} | options
+        messages: Any = [{"role": "user", "content": content}]
+        return self.client.chat.completions.create(model=self.service.name, messages=messages, **asked)
+
+    def post(self, body: object, path: str = "/v1/completions", **headers: str) -> tuple[int, Any, str]:
+        """Status, headers and content of an answer to what OpenAI's client would not send."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, content, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.headers, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read().decode()
+
+    @property
+    def free(self) -> int:
+        """Rows that no request has."""
+        with urllib.request.urlopen(f"{self.url}/health") as answer:
+            return int(json.load(answer)["free"])
+
+
+def message(content: str) -> str:
+    """The line of an error."""
+    line: str = json.loads(content)["error"]["message"]
+    assert "\n" not in line
+    return line
 
 
 @contextmanager
-def served(folder: Path, **options: Any) -> Iterator[Server]:
-    """A server in this process, on a port that is free."""
-    sizes = {"slots": 2, "length": LENGTH, "waiting": 0, "chunk": 16} | options
-    server = Server(("127.0.0.1", 0), Service(Model(folder), folder, **sizes), connections=16)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def start(
-    port: int, body: object, *, path: str = "/generate", **headers: str
-) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """A request whose answer has begun; closing both is the client going away."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request("POST", path, data, headers)
-    return connection, connection.getresponse()
-
-
-def ask(port: int, body: object, **options: str) -> tuple[int, Any]:
-    """Status and content of a whole answer; a list of lines if it is a stream."""
-    connection, response = start(port, body, **options)
-    lines = [json.loads(line) for line in response.read().splitlines()]
-    connection.close()
-    streamed = response.getheader("Content-Type") == "application/x-ndjson"
-    return response.status, lines if streamed else lines[0]
-
-
-def free(port: int) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    connection.request("GET", "/health")
-    return json.loads(connection.getresponse().read())["free"]
+def served(folder: Path, *, endless: bool = False, **options: Any) -> Iterator[Running]:
+    """Serves a folder on a port that is free; ``endless`` answers have no end token."""
+    sizes = {"rows": 2, "length": LENGTH, "waiting": 0, "chunk": 16} | options
+    model = Model(folder, threads=1)
+    if endless:
+        model.end_tokens = []
+    service = Service(model, folder, load_tokenizer(folder, False), **sizes)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(application(service), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        eventually(lambda: server.started)
+        try:
+            yield Running(service, f"http://127.0.0.1:{listening.getsockname()[1]}")
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("scaling", ["ntk", "ntk-position"])
-def test_unequal_prompts_at_the_same_time(with_graph: Make, scaling: str) -> None:
-    """More than there are slots, in slots that others have used, and in chunks of 16 tokens."""
-    folder = with_graph("bloom", scaling)
-    bodies = [{"input_ids": prompt, "max_new_tokens": NEW} for prompt in PROMPTS]
-    wanted = [generated(folder, prompt) for prompt in PROMPTS]
-    with served(folder, waiting=2 * len(bodies)) as server, ThreadPoolExecutor(2 * len(bodies)) as pool:
-        answers = list(pool.map(lambda body: ask(server.server_port, body), bodies * 2))
-    assert [(status, answer["tokens"]) for status, answer in answers] == [(200, row) for row in wanted * 2]
-    ends = ["end" if row[-1] == tiny.END else "length" for row in wanted]
-    assert [answer["finish"] for _, answer in answers] == ends * 2
+def text_of(folder: Path, tokens: list[int]) -> str:
+    text: str = load_tokenizer(folder, False).decode(tokens, skip_special_tokens=True)
+    return text
 
 
-def test_length_dynamic_scaling_runs_a_prompt_whole(with_graph: Make) -> None:
-    folder = with_graph("mpt", "ntk-length")
-    prompt = PROMPTS[0]
-    with served(folder) as server:
-        assert server.service.chunk == LENGTH
-        status, answer = ask(server.server_port, {"input_ids": prompt, "max_new_tokens": NEW})
-    assert (status, answer["tokens"]) == (200, generated(folder, prompt))
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    [("bloom", "ntk"), ("jais", "ntk-position"), ("mpt", "ntk-length"), ("falcon", "concave")],
+)
+def test_requests_of_different_lengths_together(with_graph: Make, family: str, scaling: str) -> None:
+    """More than there are rows, in rows that others have used, and prompts in chunks of 16 tokens."""
+    folder = with_graph(family, scaling)
+    right = [generated(folder, prompt) for prompt in PROMPTS]
+    with served(folder, rows=4, waiting=20) as server, ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(server.complete, PROMPTS * 2))
+        assert server.free == 4
+    assert [each.choices[0].text for each in answers] == [text_of(folder, row) for row in right * 2]
+    ends = ["stop" if row[-1] == tiny.END else "length" for row in right]
+    assert [each.choices[0].finish_reason for each in answers] == ends * 2
+    used = [(each.usage.prompt_tokens, each.usage.completion_tokens) for each in answers]
+    assert used == [(len(prompt), len(row)) for prompt, row in zip(PROMPTS, right, strict=True)] * 2
 
 
-def test_a_stream_of_text(with_graph: Make) -> None:
-    folder = with_graph("mpt", "ntk")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def test_log_probabilities_beside_other_requests(with_graph: Make) -> None:
+    """Of the prompt and of the answer, those of the reference in float64."""
+    folder = with_graph("bloom", "ntk-position")
+    with (
+        served(folder, endless=True, length=192) as server,
+        server.complete([5, 6, 7], max_tokens=189, stream=True) as other,
+    ):
+        next(iter(other))
+        choice = server.complete(PROMPTS[0], echo=True, logprobs=0).choices[0]
+    tokens = load_tokenizer(folder, False).convert_tokens_to_ids(choice.logprobs.tokens)
+    assert tokens[: len(PROMPTS[0])] == PROMPTS[0]
+    assert len(tokens) == len(PROMPTS[0]) + NEW
+    logits = expected(folder, "bloom", np.array([tokens]))[0, :-1]
+    right = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    found = choice.logprobs.token_logprobs
+    assert found[0] is None
+    assert np.abs(np.array(found[1:]) - right[range(len(right)), tokens[1:]]).max() < 1e-4
+
+
+def test_a_request_joins_while_another_runs(with_graph: Make) -> None:
+    with (
+        served(with_graph(), endless=True, length=4096) as server,
+        server.complete([5, 6, 7], max_tokens=LONG, stream=True) as long,
+    ):
+        next(iter(long))
+        assert server.complete([8, 9], max_tokens=3).usage.completion_tokens == 3
+        assert server.free == 1, "the long one still runs"
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_a_stream_is_the_whole_answer(converted: Convert, kind: str) -> None:
+    folder = exported(converted("mpt", 4, "ntk"))
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
     text = "w5 w6 w7 w8 w9 w10"
-    tokens = generated(folder, tokenizer(text)["input_ids"])
+    # A chat's template writes the special tokens itself.
+    prompt = load_tokenizer(folder, False)(text, add_special_tokens=kind == "completion")["input_ids"]
+    tokens = generated(folder, prompt)
     with served(folder) as server:
-        body = {"prompt": text, "max_new_tokens": NEW}
-        status, lines = ask(server.server_port, body | {"stream": True})
-        assert ask(server.server_port, body)[1]["text"] == tokenizer.decode(tokens, skip_special_tokens=True)
-    assert status == 200
-    assert [line["token"] for line in lines[:-1]] == tokens
-    assert "".join(line["text"] for line in lines) == tokenizer.decode(tokens, skip_special_tokens=True)
-    assert lines[-1]["finish"] in ("end", "length")
+        if kind == "chat":
+            whole = server.chat(text).choices[0].message.content
+            chunks = list(server.chat(text, stream=True, stream_options={"include_usage": True}))
+            parts = [each.choices[0].delta.content for each in chunks[:-1]]
+            assert chunks[0].choices[0].delta.role == "assistant"
+        else:
+            whole = server.complete(text).choices[0].text
+            chunks = list(server.complete(text, stream=True, stream_options={"include_usage": True}))
+            parts = [each.choices[0].text for each in chunks[:-1]]
+    assert len(parts) > 3
+    assert "".join(parts) == whole == text_of(folder, tokens)
+    assert chunks[-2].choices[0].finish_reason in ("stop", "length")
+    assert chunks[-1].usage.completion_tokens == len(tokens)
+
+
+def test_texts_to_stop_at(with_graph: Make) -> None:
+    folder = with_graph()
+    with served(folder, endless=True, length=4096) as server:
+        words = server.complete(PROMPTS[1]).choices[0].text.split()
+        stop = words[4]
+        choice = server.complete(PROMPTS[1], max_tokens=LONG, stop=[stop, "never"]).choices[0]
+        eventually(lambda: server.free == 2)
+    before = words[: words.index(stop)]
+    assert (choice.text.split(), choice.finish_reason) == (before, "stop")
+
+
+def test_a_seed_gives_the_same_answer(with_graph: Make) -> None:
+    with served(with_graph(), endless=True) as server:
+
+        def answer(seed: int) -> str:
+            text: str = server.complete([5, 6, 7], temperature=1.5, seed=seed, max_tokens=40).choices[0].text
+            return text
+
+        assert answer(1) == answer(1) != answer(2)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "right"),
+    [
+        (1.0, 1.0, [0.5, 0.3, 0.15, 0.05]),
+        (0.5, 1.0, [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
+        (1.0, 0.8, [0.625, 0.375, 0, 0]),
+        (1.0, 0.81, [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
+        (0.0, 1.0, [1, 0, 0, 0]),
+    ],
+)
+def test_sampling(temperature: float, top_p: float, right: list[float]) -> None:
+    """Of 20,000 tokens, each is as frequent as its probability says."""
+    request = Request([1], 1, print, temperature=temperature, top_p=top_p, seed=0)
+    logits = np.log([0.15, 0.5, 0.05, 0.3])
+    drawn = np.bincount([request.sample(logits) for _ in range(20_000)], minlength=4) / 20_000
+    assert np.abs(np.sort(drawn)[::-1] - right).max() < 0.015
+    assert drawn.argmax() == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop", "shown"),
+    [
+        ("a b c", (), ["a", "b", "c"]),
+        ("a s t o p b", ("stop",), ["a", "", "", "", ""]),
+        ("a s t a b", ("stop",), ["a", "", "", "sta", "b"]),
+        ("a s t", ("stop",), ["a", "", "", "st"]),
+        ("a b a b c", ("abc", "x"), ["", "", "ab", "", ""]),
+        ("xstopy", ("stop",), ["x"]),
+        ("a \N{REPLACEMENT CHARACTER} b", (), ["a", "", "\N{REPLACEMENT CHARACTER}b"]),
+        ("a \N{REPLACEMENT CHARACTER}", (), ["a", "", "\N{REPLACEMENT CHARACTER}"]),
+        ("ab", ("b", "a"), [""]),
+    ],
+)
+def test_text_is_held_back_while_a_stop_may_begin(
+    tokens: str, stop: tuple[str, ...], shown: list[str]
+) -> None:
+    pieces = tokens.split()
+    text = AnswerText(lambda ids: "".join(pieces[each] for each in ids), stop)
+    found = []
+    for number in range(len(pieces)):
+        if not text.stopped:
+            found.append(text.add(number))
+    if not text.stopped:
+        rest = text.end()
+        if rest:
+            found.append(rest)
+    assert found == shown
 
 
 REFUSED: dict[str, tuple[object, Words]] = {
     "no JSON": (b"{", "JSON"),
-    "a misspelt key": ({"input_id": [5]}, ("object", "input_ids")),
-    "no prompt": ({}, ("prompt", "input_ids")),
-    "two prompts": ({"prompt": "w5", "input_ids": [5]}, ("prompt", "input_ids")),
-    "half a character": ({"prompt": "w5 \ud800"}, ("prompt", "Unicode")),
-    "an unknown token": ({"input_ids": [5, 97]}, ("one token or more", "from 0 to 96")),
-    "a negative token": ({"input_ids": [-1]}, ("one token or more", "from 0 to 96")),
-    "no new tokens": ({"input_ids": [5], "max_new_tokens": 0}, "max_new_tokens"),
-    "too long": ({"input_ids": [5] * 97}, ("97 tokens", "max_new_tokens 32", "96")),
-    "too long an answer": (
-        {"input_ids": [5] * 90, "max_new_tokens": 7},
-        ("90 tokens", "max_new_tokens 7", "96"),
-    ),
+    "no object": ([5], "object"),
+    "no prompt": ({}, ("prompt", "required")),
+    "an unknown option": ({"prompt": "w5", "promt": 1}, ("promt", "not supported", "drop it")),
+    "several answers": ({"prompt": "w5", "n": 2}, ("n 2", "not supported")),
+    "several prompts": ({"prompt": ["w5", "w6"]}, "prompt"),
+    "other log-probabilities": ({"prompt": "w5", "logprobs": 5}, ("logprobs", "0")),
+    "a streamed echo": ({"prompt": "w5", "echo": True, "stream": True}, ("echo", "not streamed")),
+    "an empty stop": ({"prompt": "w5", "stop": ""}, ("stop", "empty")),
+    "half a character": (b'{"prompt": "w5 \\ud800"}', "JSON"),
+    "an unknown token": ({"prompt": [5, 97]}, ("one token or more", "from 0 to 96")),
+    "a negative token": ({"prompt": [-1]}, ("one token or more", "from 0 to 96")),
+    "an empty prompt": ({"prompt": []}, "one token or more"),
+    "negative tokens": ({"prompt": [5], "max_tokens": -1}, ("max_tokens", "0")),
+    "too hot": ({"prompt": [5], "temperature": 3}, ("temperature", "2")),
+    "too long": ({"prompt": [5] * 97}, ("97 tokens", "max_tokens 16", "96")),
+    "too long an answer": ({"prompt": [5] * 90, "max_tokens": 7}, ("90 tokens", "max_tokens 7", "96")),
 }
 
 
-def test_errors(with_graph: Make) -> None:
+def test_what_is_refused(with_graph: Make) -> None:
     """One clear line for each, and the server goes on."""
-    folder = with_graph()
-    with served(folder) as server:
-        port = server.server_port
+    with served(with_graph()) as server:
         for name, (body, words) in REFUSED.items():
-            status, answer = ask(port, body)
-            assert (status, answer.keys()) == (400, {"error"}), name
-            says(answer["error"], words)
-            assert "\n" not in answer["error"], name
-        status, answer = ask(port, b" " * ((1 << 20) + 32 * LENGTH + 1))
+            status, _, content = server.post(body)
+            assert status == 400, name
+            says(message(content), words)
+        with pytest.raises(openai.NotFoundError, match="there is no model 'other'"):
+            server.client.completions.create(model="other", prompt="w5")
+        with pytest.raises(openai.BadRequestError, match="no chat template"):
+            server.chat("w5")
+        status, _, content = server.post(b" " * ((1 << 20) + 32 * LENGTH + 1))
         assert status == 413
-        says(answer["error"], "1051648 bytes")
-        for size in ("-1", "two", "9" * 5000):
-            status, answer = ask(port, b"{}", **{"Content-Length": size})
-            assert (status, "Content-Length" in answer["error"]) == (411, True), size
-        assert ask(port, {}, path="/")[0] == 404
-        for origin in ("https://evil.example", "null", f"http://127.0.0.1:{port}"):
-            status, answer = ask(port, {"input_ids": [5]}, Origin=origin)
-            assert (status, answer.keys()) == (403, {"error"})
-            says(answer["error"], "web pages")
-        assert free(port) == 2
-        assert ask(port, {"input_ids": [5] * 90, "max_new_tokens": 6})[0] == 200
+        says(message(content), "1051648 bytes")
+        for origin in ("https://evil.example", "null", server.url):
+            status, _, content = server.post({"prompt": [5]}, Origin=origin)
+            assert status == 403
+            says(message(content), "web pages")
+        assert server.post({}, "/v1/nothing")[0] == 404
+        assert server.free == 2
+        asked = {"n": 1, "best_of": None, "repetition_penalty": 1.0, "top_k": -1, "user": "x"}
+        assert server.post({"prompt": [5] * 90, "max_tokens": 6, **asked})[0] == 200
+        assert server.complete([5], max_tokens=0, echo=True, logprobs=0).choices[0].text == "w5"
+
+
+def test_a_graph_without_the_logits_of_prompts(with_graph: Make) -> None:
+    folder = with_graph("bloom", "ntk", last_logits=True)
+    with served(folder) as server:
+        with pytest.raises(openai.BadRequestError, match="without --last-logits"):
+            server.complete([5, 6], echo=True, logprobs=0)
+        right = text_of(folder, generated(folder, PROMPTS[0]))
+        assert server.complete(PROMPTS[0]).choices[0].text == right
+
+
+def test_a_template_that_fails(converted: Convert) -> None:
+    folder = exported(converted("mpt", 4, "ntk"))
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('no system message') }}")
+    with served(folder) as server, pytest.raises(openai.BadRequestError, match="no system message"):
+        server.chat("w5")
 
 
 def test_a_model_that_fails(
     with_graph: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An answer that has begun ends without "finish"; the slot is free either way."""
-    folder = with_graph()
-    with served(folder) as server:
-        steps = server.service.steps
+    """An answer that has begun ends without [DONE]; the row is free either way."""
+    with served(with_graph(), endless=True) as server:
+        batch = server.service.batcher.batch
+        step, steps = batch.step, []
 
-        def failing(*given: Any) -> Iterator[list[int]]:
-            for number, step in enumerate(steps(*given)):
-                if number == 2:
-                    raise RuntimeError("the kernel failed")
-                yield step
+        def failing(tokens: Any) -> Any:
+            steps.append(tokens)
+            if len(steps) % 3 == 0:
+                raise RuntimeError("the kernel failed")
+            return step(tokens)
 
-        monkeypatch.setattr(server.service, "steps", failing)
-        body = {"input_ids": [5, 6, 7], "max_new_tokens": 8}
-        status, answer = ask(server.server_port, body)
-        assert (status, answer.keys()) == (500, {"error"})
-        says(answer["error"], "log")
-        assert "kernel" not in answer["error"]
-        status, lines = ask(server.server_port, body | {"stream": True})
-        assert (status, len(lines), lines[-1]) == (200, 3, answer)
-        eventually(lambda: free(server.server_port) == 2)
+        monkeypatch.setattr(batch, "step", failing)
+        with pytest.raises(openai.InternalServerError, match="the server's log"):
+            server.complete([5, 6, 7])
+        status, _, content = server.post({"prompt": [5, 6, 7], "stream": True})
+        assert status == 200
+        *_, last = content.strip().split("\n\n")
+        says(message(last.removeprefix("data: ")), "log")
+        eventually(lambda: server.free == 2)
     assert "the kernel failed" in capfd.readouterr().err
 
 
 def test_a_client_that_goes_away(with_graph: Make) -> None:
-    """In a stream, and while it waits for a whole answer: the slot is free long before the answer ends."""
-    folder = with_graph()
-    long = {"input_ids": [5, 6, 7], "max_new_tokens": 4000}
-    with served(folder, slots=1, length=4096) as server:
-        port, service = server.server_port, server.service
-        service.model.end_tokens = []
-        slot = service.slots.get()
-        service.slots.put(slot)
-        connection, response = start(port, long | {"stream": True})
-        assert response.readline()
-        assert free(port) == 0
-        response.close()
-        connection.close()
-        eventually(lambda: free(port) == 1)
-        assert slot.used < 4000
+    """In a stream, and while it waits for a whole answer: the row is free long before the answer ends."""
+    with served(with_graph(), endless=True, rows=1, length=LONG + 96) as server:
+        counts = server.service.batcher.batch.counts
+        with server.complete([5, 6, 7], max_tokens=LONG, stream=True) as answer:
+            next(iter(answer))
+            assert server.free == 0
+        eventually(lambda: server.free == 1)
+        eventually(lambda: counts[0] == 0)
 
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request("POST", "/generate", json.dumps(long))
-        eventually(lambda: free(port) == 0)
-        connection.close()
-        eventually(lambda: free(port) == 1)
-        assert slot.used < 4000
-        assert ask(port, {"input_ids": [5, 6, 7], "max_new_tokens": 2})[0] == 200
+        body = json.dumps({"prompt": [5, 6, 7], "max_tokens": LONG}).encode()
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            eventually(lambda: server.free == 0)
+        eventually(lambda: server.free == 1)
+        assert counts[0] < LONG
+        assert server.complete([5, 6, 7], max_tokens=2).usage.completion_tokens == 2
 
 
-def test_more_requests_than_slots(with_graph: Make) -> None:
-    long = {"input_ids": [5, 6, 7], "max_new_tokens": 4000, "stream": True}
-    with served(with_graph(), length=4096) as server:
-        port = server.server_port
-        server.service.model.end_tokens = []
-        running = [start(port, long) for _ in range(2)]
-        connection, response = start(port, {"input_ids": [5]})
-        assert (response.status, response.getheader("Retry-After")) == (503, "1")
-        says(json.loads(response.read())["error"], "queue is full", "try again")
-        connection.close()
-        for connection, response in running:
-            assert response.readline()
-            response.close()
-            connection.close()
-        eventually(lambda: free(port) == 2)
+def test_more_requests_than_places(with_graph: Make) -> None:
+    """The next one waits, the one after it is told to try again, and who waits too long as well."""
+    sizes = {"rows": 1, "waiting": 1, "length": LONG + 96}
+    with served(with_graph(), endless=True, **sizes) as server, ThreadPoolExecutor(1) as pool:
+        waiting = server.service.batcher.waiting
+        with server.complete([5, 6, 7], max_tokens=LONG, stream=True) as running:
+            next(iter(running))
+            waits = pool.submit(server.complete, [8, 9], max_tokens=2)
+            eventually(lambda: bool(waiting))
+            status, headers, content = server.post({"prompt": [5]})
+            assert (status, headers["Retry-After"]) == (503, "1")
+            says(message(content), "queue is full", "try again")
+            assert not waits.done()
+        assert waits.result().usage.completion_tokens == 2
+        with server.complete([5, 6, 7], max_tokens=LONG, stream=True) as running:
+            next(iter(running))
+            late = pool.submit(server.post, {"prompt": [5]})
+            eventually(lambda: bool(waiting))
+            waiting[0].waits_until = 0
+            status, _, content = late.result()
+        assert status == 503
+        says(message(content), "no row became free", "try again")
 
 
 @contextmanager
-def command(folder: Path, *options: str) -> Iterator[tuple[int, int]]:
-    """The script as users run it; its process id and its port."""
-    words = [sys.executable, str(SCRIPT), str(folder), "--port", "0", *options]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+def command(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The script as users run it, and its address."""
+    words = [sys.executable, str(SCRIPT), str(folder), "--port", "0", "--threads", "1", *options]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process.pid, int(process.stdout.readline().rpartition(":")[2])
+            line = process.stdout.readline()
+            yield process, line.split()[-1]
         finally:
-            process.terminate()
+            process.kill()
+
+
+def test_sigterm_ends_the_server_after_its_answers(with_graph: Make) -> None:
+    folder = with_graph("mpt", "ntk")
+    with command(folder, "--rows", "1", "--length", "1024") as (process, url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        prompt = [5, 6, 7]
+        with client.completions.create(
+            model=str(folder), prompt=prompt, max_tokens=NEW, temperature=0, stream=True
+        ) as answer:
+            parts = iter(answer)
+            text = next(parts).choices[0].text
+            process.send_signal(signal.SIGTERM)
+            text += "".join(each.choices[0].text for each in parts)
+        assert text == text_of(folder, generated(folder, prompt))
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        with pytest.raises(OSError, match="refused"):
+            urllib.request.urlopen(f"{url}/health")
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
 
 
 @needs_proc
 def test_memory_is_bounded(with_graph: Make) -> None:
     """Under load, and with clients that go away: 200 requests take no more than the first 20."""
     folder = with_graph()
-    options = ("--slots", "2", "--queue", "2", "--length", "2048", "--chunk", "64")
-    with command(folder, *options) as (pid, port), ThreadPoolExecutor(6) as pool:
-        before = anonymous(pid)
+    sizes = ("--rows", "2", "--queue", "4", "--length", "2048", "--chunk", "64")
+    with command(folder, *sizes) as (process, url), ThreadPoolExecutor(6) as pool:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
         def one(number: int) -> None:
-            length = 10 + number * 379 % 1900
-            body = {"input_ids": [5 + number % 9] * length, "max_new_tokens": 5 + number % 7, "stream": True}
-            connection, response = start(port, body)
-            if number % 5 == 0:
-                response.readline()
-            else:
-                response.read()
-            response.close()
-            connection.close()
+            prompt = [5 + number % 9] * (10 + number * 379 % 1900)
+            asked: dict[str, Any] = {"model": str(folder), "prompt": prompt, "max_tokens": 5 + number % 7}
+            with client.completions.create(**asked, stream=True) as answer:
+                for _ in answer:
+                    if number % 5 == 0:
+                        break
 
         list(pool.map(one, range(20)))
-        first = anonymous(pid)
+        first = anonymous(process.pid)
         peaks = []
         for number in range(20, 200, 12):
             list(pool.map(one, range(number, number + 12)))
-            peaks.append(anonymous(pid))
-        eventually(lambda: free(port) == 2)
-    print(f"{before >> 10} kB at the start, {first >> 10} kB, then {[peak >> 10 for peak in peaks]} kB")
-    assert max(peaks) - first <= 4 * MB
-    assert max(peaks) - before <= 16 * MB
+            peaks.append(anonymous(process.pid))
+    print(f"{first >> 10} kB after 20, then {[peak >> 10 for peak in peaks]} kB")
+    assert max(peaks) - first <= 8 * MB
 
 
-def test_what_cannot_be_served(converted: Convert) -> None:
-    """One line each, as users see it."""
+def test_what_cannot_be_served(
+    converted: Convert, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line each, with exit code 1."""
     folder = exported(converted("bloom", 4, "ntk"))
     longest = json.loads((folder / "genai_config.json").read_text())["model"]["context_length"]
 
     def line(*words: str) -> str:
-        done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("error: ")
-        assert done.stderr.count("\n") == 1
-        return done.stderr
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(folder), *words])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        # Python prints a text to stderr and exits with 1.
+        assert isinstance(stopped.value.code, str)
+        assert "\n" not in stopped.value.code
+        assert capfd.readouterr().out == ""
+        return stopped.value.code
 
-    says(line(str(folder), "--length", str(longest + 1)), f"--length {longest + 1}", f"{longest} tokens")
-    says(line(str(folder), "--slots", "0"), "--slots", "--length", "--chunk")
+    says(line("--length", str(longest + 1)), f"--length {longest + 1}", f"{longest} tokens")
+    says(line("--rows", "0"), "--rows", "--length", "--chunk")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        says(line("--port", str(taken.getsockname()[1])), "in use")
     (folder / "genai_config.json").unlink()
-    says(line(str(folder), "--length", str(10**15)), "Unable to allocate")
+    says(line("--length", str(10**15)), "Unable to allocate")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    says(line(), "tokenizer", "does not load")

@@ -30,6 +30,10 @@ class Tokens:
     Positions and lengths come from the attention mask, as in the templates: padding may be on either
     side, and a cache buffer may be longer than its content. ``ids`` is int64 [B, S], and ``mask`` int64
     [B, T], 1 for real and 0 for padded tokens.
+
+    New tokens are the last S columns. One new token may also stand right behind its row's own tokens, where
+    servers that batch requests of different lengths put it (onnxruntime-genai's Engine, and
+    ``examples/serve_onnx.py``): then the row's mask is ones and, behind them, zeros.
     """
 
     def __init__(self, graph: Graph, ids: Value, mask: Value):
@@ -56,7 +60,10 @@ class Tokens:
 
     @cached_property
     def positions(self) -> Value:
-        """float32 [B, S]: the positions of the new tokens."""
+        """float32 [B, S]: the positions of the new tokens.
+
+        The position of one new token is the same in its own column and in the last one.
+        """
         return self.last_columns(self.all_positions)
 
     @cached_property
@@ -68,8 +75,42 @@ class Tokens:
         )
         return graph.op("Add", last, graph.float32(1))
 
+    @cached_property
+    def ends(self) -> Value:
+        """int64 [B, 1]: the column behind each row's last new token."""
+        graph = self.graph
+        one = graph.constant([1])
+        ends = graph.op("Where", self._ends_early, self._count, self.total)
+        # A row without any real token has an end, too.
+        return graph.op("Max", ends, one)
+
+    @cached_property
+    def new_mask(self) -> Value:
+        """int64 [B, S]: the mask of the new tokens."""
+        early = self.graph.cast(self._ends_early, ir.DataType.INT64)
+        return self.graph.op("Max", self.last_columns(self.mask), early)
+
+    @cached_property
+    def _count(self) -> Value:
+        """int64 [B, 1]: the number of real tokens in each row."""
+        return self.graph.op("ReduceSum", self.mask, self.graph.constant([1]))
+
+    @cached_property
+    def _ends_early(self) -> Value:
+        """bool [B, 1]: the row's one new token stands right behind its own tokens.
+
+        Then its real tokens are its first ones: their number is the last one's column, counted from 1. With
+        several new tokens, such a row is one that is padded on the right.
+        """
+        graph = self.graph
+        one = graph.constant([1])
+        columns = graph.op("Add", graph.range(self.total), one)
+        last = graph.op("ReduceMax", graph.op("Mul", self.mask, columns), one)
+        together = graph.op("Equal", last, self._count)
+        return graph.op("And", together, graph.op("Equal", self.new, one))
+
     def last_columns(self, values: Value) -> Value:
-        """The values of the new tokens, [B, S], out of those of all tokens, [B, T]."""
+        """The last S columns [B, S] of the values of all tokens, [B, T]."""
         return self.graph.op("Slice", values, self.first_new, self.total, self.graph.constant([1]))
 
     def last_real(self) -> Value:

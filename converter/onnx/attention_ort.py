@@ -72,9 +72,9 @@ class OrtAttention:
             channels = graph.constant([geometry.num_kv_heads, self.width])
             kv_shape = graph.op("Concat", count, channels, axis=0)
             self.value_channels = graph.op("Expand", graph.constant([[[0.0]]]), kv_shape)
-            # The channels hide padded keys, so the kernel sees rows of the same length.
-            last = graph.op("Sub", tokens.total, graph.constant([1]))
-            self.last_key = graph.op("Expand", graph.cast(last, ir.DataType.INT32), tokens.rows)
+            # The channels hide padded keys: to the kernel, all tokens up to a row's last new one are real.
+            last = graph.op("Sub", tokens.ends, graph.constant([1]))
+            self.last_key = graph.cast(graph.reshape(last, -1), ir.DataType.INT32)
             total = graph.cast(tokens.total, ir.DataType.INT32)
             self.total = graph.op("Squeeze", total, graph.constant([0]))
 
@@ -164,7 +164,7 @@ class OrtAttention:
         low = graph.op("Sub", low, graph.op("Mul", middle, base))
         digits = [graph.op("Mul", high, base), middle, graph.op("Div", low, base)]
         curve = [] if self.concave is None else self.concave.key_channels()
-        mask = graph.cast(tokens.last_columns(tokens.mask), ir.DataType.FLOAT)
+        mask = graph.cast(tokens.new_mask, ir.DataType.FLOAT)
         padded = graph.op("Sub", graph.float32(1), self._column(mask))
         padded = graph.op("Mul", padded, graph.float32(PADDED_KEY))
         constants = [

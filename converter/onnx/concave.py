@@ -112,7 +112,7 @@ class ConcavePenalty:
 
         counts = self._counts()
         values = graph.op("Div", graph.cast(counts, double), exact(self.train_length))
-        mask = graph.cast(self.tokens.last_columns(self.tokens.mask), double)
+        mask = graph.cast(self.tokens.new_mask, double)
         values = graph.op("Mul", self._to_power(values), mask)
         if self.half:
             far = self._is_far(counts)

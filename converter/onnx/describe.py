@@ -21,6 +21,8 @@ FUSED = (
     "ntk-convert export DIR --onnx-profile portable"
 )
 """What its file says of such a graph to whoever opens it with something else."""
+RAGGED = "a row's new token may stand right behind the row's own tokens"
+"""What such a graph's property ``rows`` says, by which servers know it; graphs of version 0.1 have none."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,10 @@ class Description:
 
     @property
     def metadata(self) -> dict[str, str]:
-        fused = {"profile": FUSED} if self.profile == "ort" else {}
-        return {METADATA: json.dumps(asdict(self)), **fused}
+        properties = {METADATA: json.dumps(asdict(self))}
+        if self.profile == "ort":
+            properties |= {"profile": FUSED, "rows": RAGGED}
+        return properties
 
 
 def read_graph(path: Path) -> tuple[ir.Model, Description] | None:

@@ -1,0 +1,184 @@
+"""What an OpenAI-compatible server reads and writes: the bodies of requests, and the objects of answers.
+
+What a request asks and the server does not do is an error, unless its value has no effect.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "tools": ([],),
+    "response_format": ({"type": "text"},),
+}
+"""Values with which these options change nothing; others are not supported. So is null."""
+ABOUT_THE_CALLER = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"}
+
+
+class BadRequest(Exception):
+    """A request that gets an error: the HTTP status, and one line that says why."""
+
+    def __init__(self, line: str, status: int = 400):
+        super().__init__(line)
+        self.status = status
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class Body(BaseModel):
+    """What completions and chats have in common."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    max_tokens: int | None = Field(default=None, ge=0)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0)
+    stop: list[str] = Field(default=[], max_length=16)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Null means the default; one text to stop at may stand alone."""
+        if not isinstance(given, dict):
+            return given
+        found = {name: value for name, value in given.items() if value is not None}
+        if isinstance(found.get("stop"), str):
+            found["stop"] = [found["stop"]]
+        return found
+
+    @model_validator(mode="after")
+    def _supported(self) -> Body:
+        for name, value in (self.model_extra or {}).items():
+            if name not in ABOUT_THE_CALLER and value not in WITHOUT_EFFECT.get(name, ()):
+                raise ValueError(f"{name} {value!r} is not supported; drop it")
+        if "" in self.stop:
+            raise ValueError("a text to stop at is empty; drop it")
+        return self
+
+
+class CompletionBody(Body):
+    prompt: str | list[int]
+    max_tokens: int = Field(default=16, ge=0)
+    echo: bool = False
+    logprobs: Literal[0] | None = None
+    """0: the log-probability of each token, and of no others."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens of the answer; None: as many as there is room for."""
+        return self.max_tokens
+
+    @model_validator(mode="after")
+    def _streamed(self) -> CompletionBody:
+        if self.stream and (self.echo or self.logprobs is not None):
+            raise ValueError("echo and logprobs are not streamed; drop them, or stream")
+        return self
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    role: str
+    content: str
+
+
+class ChatBody(Body):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens of the answer; None: as many as there is room for."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+
+def parse(kind: type[Body], content: bytes) -> Any:
+    """A body from its JSON; raises ``BadRequest``."""
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise BadRequest(f"{where}: {said}" if where else said) from None
+
+
+def error_object(line: str, status: int) -> dict[str, Any]:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": line, "type": kind, "param": None, "code": status}}
+
+
+def model_list(name: str, length: int) -> dict[str, Any]:
+    """``length`` is the most tokens of a prompt and its answer."""
+    only = {"id": name, "object": "model", "created": 0, "owned_by": "ntk-convert", "max_model_len": length}
+    return {"object": "list", "data": [only]}
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+class Answer:
+    """The objects of one answer: whole, or in chunks. They have one id and one time.
+
+    Args:
+        model: the model's name.
+        chat: whether they are those of a chat.
+    """
+
+    def __init__(self, model: str, *, chat: bool):
+        self.chat = chat
+        self.model = model
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+
+    def whole(
+        self, text: str, reason: str | None, logprobs: dict[str, Any] | None, used: dict[str, int]
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "logprobs": logprobs, "finish_reason": reason}
+        if self.chat:
+            choice["message"] = {"role": "assistant", "content": text}
+            return self._object("chat.completion", [choice], usage=used)
+        return self._object("text_completion", [{**choice, "text": text}], usage=used)
+
+    def chunk(self, text: str, reason: str | None, *, first: bool = False) -> dict[str, Any]:
+        """``reason`` is why the answer ends with this chunk; None if it goes on."""
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
+        if self.chat:
+            role = {"role": "assistant"} if first else {}
+            return self._object("chat.completion.chunk", [{**choice, "delta": {**role, "content": text}}])
+        return self._object("text_completion", [{**choice, "text": text}])
+
+    def usage_chunk(self, used: dict[str, int]) -> dict[str, Any]:
+        """The last chunk, for those who ask for it."""
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return self._object(kind, [], usage=used)
+
+    def _object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**about, "choices": choices, **more}

@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from converter import convert
 from tests import tiny
+from tests.conftest import RunCli
 from tests.memory import MB, anonymous, needs_proc
 from tests.messages import Words, says
 from tests.onnx_graphs import NEW, Make, expected, exported, generated, prompts
@@ -40,6 +42,7 @@ from serve_onnx import Service, application, load_tokenizer, main
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "serve_onnx.py"
 PROMPTS = prompts((60, 43, 12, 1, 33, 17))
+EXAMPLE = SCRIPT.parent / "tiny-bloom"
 LENGTH = 96
 """Tokens of a row."""
 LONG = 4000
@@ -154,6 +157,26 @@ def test_log_probabilities_beside_other_requests(with_graph: Make) -> None:
     found = choice.logprobs.token_logprobs
     assert found[0] is None
     assert np.abs(np.array(found[1:]) - right[range(len(right)), tokens[1:]]).max() < 1e-4
+
+
+def test_evaluated_as_a_server(tmp_path: Path, run: RunCli) -> None:
+    """The table of ``eval --server`` is that of the model here; and the server is found to scale."""
+    folder, text = tmp_path / "model", tmp_path / "text"
+    convert(EXAMPLE, folder, train_length=256, verify=False)
+    prompts = [json.loads(line) for line in EXAMPLE.with_suffix(".jsonl").read_text().splitlines()]
+    kept = [each for each in prompts if each["length"] == 256][:4]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, kept)))
+    text.write_text(" ".join(each["prompt"] for each in kept))
+    asked = ("--prompts", tmp_path / "prompts.jsonl", "--text", text, "--lengths", "512", "--json")
+    with served(exported(folder), rows=4, waiting=4, length=1024, chunk=128) as server:
+        found = run("eval", folder, "--server", server.url, *asked)
+        assert found.code == 0, found.err
+        there = found.json
+    here = run("eval", folder, *asked).json
+    for found, right in zip(there["measurements"], here["measurements"], strict=True):
+        assert found["value"] == pytest.approx(right["value"], rel=1e-3)
+    [model] = there["models"].values()
+    assert model["server"]["scales"].startswith("yes")
 
 
 def test_a_request_joins_while_another_runs(with_graph: Make) -> None:

@@ -64,8 +64,9 @@ class ExportResult:
         """What was written and what validation found, for people."""
         lines = [f"{name}  {bytes_text(size)}" for name, size in self.files.items()]
         lines += [f"{name} replaces a graph in {dtype}" for name, dtype in self.replaced.items()]
-        lines += [self.report.summary() if self.report else "not validated"]
-        lines += [f"note: {self.note}"] * (self.note is not None)
+        lines.append(self.report.summary() if self.report else "not validated")
+        if self.note is not None:
+            lines.append(f"note: {self.note}")
         return "\n".join([*lines, f"in {self.seconds:.1f} s"])
 
     def to_json(self) -> dict[str, Any]:
@@ -100,53 +101,38 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         ValidationError: the graph is wrong; nothing was put in place.
         ProviderError: the execution provider is not available.
     """
+    started = time.monotonic()
     check_installed(options)
-    started, model = time.monotonic(), open_converted(Path(folder))
+    model = open_converted(Path(folder))
     repository = for_task(model, options.computes, last_logits=options.last_logits)
-    pooling = graph_pooling(repository.source, options.pooling) if options.pooled else None
+    pooling = None
+    if options.pooled:
+        pooling = graph_pooling(repository.source, options.pooling)
     check_no_links(repository, options)
     if manifest.listed(model.source):
         manifest.compare(model, manifest.model_files(model), progress=progress)
-    place, report, obsolete = repository.folder, None, []
+    place = repository.folder
     if not os.access(place, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in {place}; export a copy of it")
+
     with workspace(place / STANDALONE) as work:
         graphs = write_graphs(repository, options, pooling, work, progress=progress)
         names = [*graphs, *(f"{name}_data" for name in graphs if (work / f"{name}_data").exists())]
         before = check_others(place, names)
-        # An older graph of this name may have had its weights beside it.
-        obsolete += [f"{name}_data" for name in graphs if options.copies_weights]
+        report = None
         if options.validate:
-            from converter.onnx.validate import validate_graphs
-
-            report = validate_graphs(
-                repository, {name: work / name for name in graphs}, options.provider, progress=progress
-            )
-            if report.failure:
-                problem = f"{report.failure}; no graph was written"
-                if options.dtype == INTEGER:
-                    # With 8 bits for activations, too, outliers among them leave too few for the others.
-                    problem += f"; {option.onnx_dtype} int8 does not round activations"
-                raise ValidationError(problem)
-        served, note = options.profile == "ort" and repository.has_cache, None
+            report = validated(repository, options, {name: work / name for name in graphs}, progress=progress)
+            write_json(work / REPORT, report.to_json())
+        note = None
+        served = options.profile == "ort" and repository.has_cache
         if served:
-            from converter.onnx.genai import NEVER_ENDS, genai_config
-
-            # Of two graphs, the second one computes in float32, for CPUs.
-            config = genai_config(repository, file_name=[*graphs][-1])
-            note = None if "eos_token_id" in config["model"] else NEVER_ENDS
-            (work / GENAI).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            names.append(GENAI)
-        elif served_by_genai(place) in graphs:
-            obsolete.append(GENAI)
-        if report is not None:
-            (work / REPORT).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-            names.append(REPORT)
-        else:
-            obsolete.append(REPORT)  # it is about a graph that is replaced now
+            note = write_genai(repository, [*graphs], work)
+        names += [name for name in (GENAI, REPORT) if (work / name).exists()]
         others = {name: made for name, made in before.items() if name not in graphs}
         about = section({**graphs, **others}, report, served)
-        put_in_place(place, work, names, set(obsolete).difference(names), about)
+        obsolete = outdated(place, [*graphs], options).difference(names)
+        put_in_place(place, work, names, obsolete, about)
+
     sizes = {name: (place / name).stat().st_size for name in names}
     replaced = {
         name: before[name].dtype
@@ -154,6 +140,49 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         if name in before and before[name].dtype != graph.dtype
     }
     return ExportResult(place.resolve(), sizes, report, replaced, time.monotonic() - started, note)
+
+
+def validated(
+    repository: AlibiModel, options: OnnxOptions, graphs: Mapping[str, Path], *, progress: bool
+) -> ValidationReport:
+    """What validation says of new graphs, by their names; raises ``ValidationError`` if one is wrong."""
+    from converter.onnx.validate import validate_graphs
+
+    report = validate_graphs(repository, graphs, options.provider, progress=progress)
+    if report.failure:
+        problem = f"{report.failure}; no graph was written"
+        if options.dtype == INTEGER:
+            # With 8 bits for activations, too, outliers among them leave too few for the others.
+            problem += f"; {option.onnx_dtype} int8 does not round activations"
+        raise ValidationError(problem)
+    return report
+
+
+def write_genai(repository: AlibiModel, graphs: Sequence[str], work: Path) -> str | None:
+    """Writes onnxruntime-genai's config for the last of these graphs; what it lacks, None if it has all."""
+    from converter.onnx.genai import NEVER_ENDS, genai_config
+
+    # Of two graphs, the second one computes in float32, for CPUs.
+    config = genai_config(repository, file_name=graphs[-1])
+    write_json(work / GENAI, config)
+    if "eos_token_id" in config["model"]:
+        return None
+    return NEVER_ENDS
+
+
+def outdated(place: Path, graphs: Sequence[str], options: OnnxOptions) -> set[str]:
+    """The files of a repository that new graphs of these names make wrong, unless they are written anew."""
+    found = {REPORT}
+    if options.copies_weights:
+        # An older graph of this name may have had its weights beside it.
+        found |= {f"{name}_data" for name in graphs}
+    if served_by_genai(place) in graphs:
+        found.add(GENAI)
+    return found
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> None:

@@ -122,42 +122,64 @@ def read_rotary(config: Config) -> Rotary:
     check_code(config)
     _check_unscaled(config)
     model = MODELS[model_type]
-    base = _number(config, model.base_key, OWN_BASE) or model.base
-    if base is None:
-        raise SourceError(
-            f"config.json has no {model.base_key}, and versions of transformers disagree about its default "
-            f"for {model_type!r}; add the one it was trained with"
-        )
-    if not 1 < base <= LARGEST_BASE:
-        raise SourceError(f"config.json: {model.base_key} is {base:g}, not a base above 1")
-    partial = _number(config, model.partial_key, OWN_PARTIAL)
-    if model.partial is None and partial not in (None, 1):
-        raise UnsupportedModel(
-            f"config.json has {OWN_PARTIAL} {partial:g}, which transformers does not read for {model_type!r}"
-        )
-    part = partial or model.partial or 1.0
-    heads = count(config, "num_attention_heads")
-    own = model.own_head_dim or config.get("head_dim") is not None
-    geometry = Geometry(
-        num_heads=heads,
-        head_dim=count(config, "head_dim") if own else head_dim(count(config, "hidden_size"), heads),
-        num_layers=count(config, "num_hidden_layers"),
-        num_kv_heads=count(config, "num_key_value_heads", default=heads),
-    )
+    geometry = _geometry(config, model)
+    part = _rotated_part(config, model)
     dim = int(geometry.head_dim * part)
     if part > 1 or dim < 2 or dim % 2:
         raise SourceError(
             f"config.json: {dim} rotary channels per head, expected an even number of at least 2"
         )
-    window = config.get("sliding_window") if config.get("use_sliding_window") is not False else None
+    max_length = None
+    if config.get(LENGTH) is not None:
+        max_length = count(config, LENGTH)
+    window = config.get("sliding_window")
+    if config.get("use_sliding_window") is False or not is_integer(window):
+        window = None
     return Rotary(
         model,
-        base,
+        _base(config, model),
         dim,
         geometry,
         partial=None if model.partial is None else part,
-        max_length=count(config, LENGTH) if config.get(LENGTH) is not None else None,
-        window=window if is_integer(window) else None,
+        max_length=max_length,
+        window=window,
+    )
+
+
+def _base(config: Config, model: RotaryModel) -> float:
+    base = _number(config, model.base_key, OWN_BASE) or model.base
+    if base is None:
+        raise SourceError(
+            f"config.json has no {model.base_key}, and versions of transformers disagree about its default "
+            f"for {model.model_type!r}; add the one it was trained with"
+        )
+    if not 1 < base <= LARGEST_BASE:
+        raise SourceError(f"config.json: {model.base_key} is {base:g}, not a base above 1")
+    return base
+
+
+def _rotated_part(config: Config, model: RotaryModel) -> float:
+    """The fraction of a head that is rotated."""
+    partial = _number(config, model.partial_key, OWN_PARTIAL)
+    if model.partial is None and partial not in (None, 1):
+        raise UnsupportedModel(
+            f"config.json has {OWN_PARTIAL} {partial:g}, which transformers does not read for "
+            f"{model.model_type!r}"
+        )
+    return partial or model.partial or 1.0
+
+
+def _geometry(config: Config, model: RotaryModel) -> Geometry:
+    heads = count(config, "num_attention_heads")
+    if model.own_head_dim or config.get("head_dim") is not None:
+        size = count(config, "head_dim")
+    else:
+        size = head_dim(count(config, "hidden_size"), heads)
+    return Geometry(
+        num_heads=heads,
+        head_dim=size,
+        num_layers=count(config, "num_hidden_layers"),
+        num_kv_heads=count(config, "num_key_value_heads", default=heads),
     )
 
 

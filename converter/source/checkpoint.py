@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -164,30 +164,42 @@ def read_checkpoint(folder: Path, tied: Container[str] = ()) -> Checkpoint:
     first = weights_entry({path.name for path in folder.iterdir() if path.is_file()})
     if first is None:
         raise SourceError(f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards")
-    index = first if first in INDEXES else None
-    weight_map = read_weight_map(first, read_object(folder / first)) if index else {}
+    index = None
+    weight_map: dict[str, str] = {}
+    if first in INDEXES:
+        index = first
+        weight_map = read_weight_map(first, read_object(folder / first))
     files = sorted(set(weight_map.values())) or [first]
+    sizes = _sizes(folder, files)
+    if first in (BIN, BIN_INDEX, TRAINING):
+        return Checkpoint("bin", sizes, index, weight_map)
+
+    tensors = _tensors(folder, files)
+    if first == SAFETENSORS:
+        _check_stub(folder, len(tensors))
+    for name, file in weight_map.items():
+        if name not in tensors:
+            if name not in tied:
+                raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")
+        elif tensors[name].file != file:
+            raise SourceError(f"{index} places {name!r} in {file}, but it is in {tensors[name].file}")
+    return Checkpoint("safetensors", sizes, index, weight_map, tensors)
+
+
+def _sizes(folder: Path, files: Sequence[str]) -> dict[str, int]:
+    """Bytes of each file; raises ``SourceError`` if one is missing, empty, or a pointer to a large file."""
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise SourceError(
             f"{len(missing)} of {len(files)} shards are missing (first: {missing[0]!r}); download them again"
         )
-    sizes = {file: (folder / file).stat().st_size for file in files}
-    for file, size in sizes.items():
-        if size == 0:
+    sizes = {}
+    for file in files:
+        sizes[file] = (folder / file).stat().st_size
+        if sizes[file] == 0:
             raise SourceError(f"{file} is empty; download it again")
         check_pointer(folder / file)
-    if first in (BIN, BIN_INDEX, TRAINING):
-        return Checkpoint("bin", sizes, index, weight_map)
-    tensors = _tensors(folder, files)
-    if first == SAFETENSORS:
-        _check_stub(folder, len(tensors))
-    for name, file in weight_map.items():
-        if name not in tensors and name not in tied:
-            raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")
-        if name in tensors and tensors[name].file != file:
-            raise SourceError(f"{index} places {name!r} in {file}, but it is in {tensors[name].file}")
-    return Checkpoint("safetensors", sizes, index, weight_map, tensors)
+    return sizes
 
 
 def _check_stub(folder: Path, found: int) -> None:

@@ -91,40 +91,52 @@ class Nested:
 
 def nested_files(source: Source) -> Nested:
     """Finds the files to copy; from the Hub, ``modules.json`` is downloaded for this."""
-    nested = source.inside(TEMPLATES)
-    files = {name: size for name, size in nested.items() if name.endswith(".jinja")}
+    files = {name: size for name, size in source.inside(TEMPLATES).items() if name.endswith(".jinja")}
+    if MODULES not in source.files:
+        return Nested(files, [], None)
+    try:
+        modules = _modules(source)
+    except SourceError:
+        return Nested(files, [UNREADABLE], sentence_encoder=False)
+    if not modules:
+        return Nested(files, [], None)
+
+    _check_first(modules[0][0])
     notes = []
-    modules: list[tuple[str, str]] = []
-    if MODULES in source.files:
-        try:
-            modules = _modules(source)
-        except SourceError:
-            notes.append(UNREADABLE)
-    if modules:
-        _check_first(modules[0][0])
     for kind, folder in modules:
         if kind == NOT_COPIED or not kind.startswith(LIBRARY):
             notes.append(
                 f"{MODULES} names {plain_text(kind)}, code of the source that is not copied, so "
                 "sentence-transformers cannot load this repository"
             )
-        if not folder:  # the transformer itself, whose files are in the root
-            continue
-        found = source.inside(folder)
-        if not found and kind in NO_FILES:
-            continue
-        if kind.startswith(LIBRARY) and kind.endswith("Transformer") and f"{folder}/{CONFIG}" in found:
-            raise UnsupportedModel(
-                f"{MODULES} places the model in {folder}, so sentence-transformers loads that one; if it is "
-                f"right, give {option.subfolder} {folder}, else set its path there to an empty text"
-            )
-        copied = {f"{folder}/{name}" for name in (CONFIG, WEIGHTS)} & found.keys()
-        files |= {name: found[name] for name in sorted(copied)}
-        same = {f"{folder}/{PICKLED}"} if f"{folder}/{WEIGHTS}" in found else set()
-        left = sorted(found.keys() - copied - same) if found else [f"{folder} ({MODULES} names it)"]
-        if left:
-            notes.append(f"not copied for sentence-transformers: {', '.join(left)}")
-    return Nested(files, notes, not notes if modules or notes else None, modules)
+        if folder:  # else it is the transformer itself, whose files are in the root
+            copied, left = _module_files(source, kind, folder)
+            files |= copied
+            if left:
+                notes.append(f"not copied for sentence-transformers: {', '.join(left)}")
+    return Nested(files, notes, sentence_encoder=not notes, modules=modules)
+
+
+def _module_files(source: Source, kind: str, folder: str) -> tuple[dict[str, int | None], list[str]]:
+    """The files of a module to copy, with their sizes in bytes, and what is left out of its folder.
+
+    Raises ``UnsupportedModel`` for a folder that holds a model of its own.
+    """
+    found = source.inside(folder)
+    if not found:
+        if kind in NO_FILES:
+            return {}, []
+        return {}, [f"{folder} ({MODULES} names it)"]
+    if kind.startswith(LIBRARY) and kind.endswith("Transformer") and f"{folder}/{CONFIG}" in found:
+        raise UnsupportedModel(
+            f"{MODULES} places the model in {folder}, so sentence-transformers loads that one; if it is "
+            f"right, give {option.subfolder} {folder}, else set its path there to an empty text"
+        )
+    names = [name for name in (f"{folder}/{CONFIG}", f"{folder}/{WEIGHTS}") if name in found]
+    left = found.keys() - set(names)
+    if f"{folder}/{WEIGHTS}" in found:
+        left -= {f"{folder}/{PICKLED}"}  # the same weights
+    return {name: found[name] for name in names}, sorted(left)
 
 
 def _check_first(kind: str) -> None:

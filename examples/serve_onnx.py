@@ -21,7 +21,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,15 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Message, Send
 
 PATIENCE = 30
-"""Seconds that a request waits for a row, and the server for a request's body."""
+"""Seconds that a request waits for a row, and the server for a body, or for a client that reads nothing."""
 OTHERS = 32
 """Connections beside those that run or wait: they are answered at once, mostly with 503."""
 DEFAULT_LENGTH = 2048
 LOOK = 0.5
-"""Seconds after which the server looks whether a client that waits is still there."""
+"""Seconds after which the server looks again whether a client is still there."""
 
 
 class ClientGoneError(Exception):
@@ -198,6 +199,8 @@ class Completion:
         self.logprobs: list[float | None] = []
         """Of the answer's tokens, and before them of the prompt's, where they are asked for."""
         self.finish_reason: str | None = None
+        self._looked = time.monotonic()
+        """When the server last looked whether the client is there."""
 
     @property
     def usage(self) -> dict[str, int]:
@@ -208,7 +211,7 @@ class Completion:
 
         Raises:
             BadRequest: with status 503, there is no place; with 500, the model failed.
-            ClientGoneError: the client left before the prompt was run, or while nothing happened.
+            ClientGoneError: the client has left.
         """
         service = self.service
         if service.taken == service.places:
@@ -224,11 +227,12 @@ class Completion:
 
     async def _next_event(self, client: HttpRequest) -> Event:
         while True:
-            try:
-                return await asyncio.wait_for(self.events.get(), LOOK)
-            except asyncio.TimeoutError:
+            if time.monotonic() > self._looked + LOOK:
+                self._looked = time.monotonic()
                 if await client.is_disconnected():
-                    raise ClientGoneError from None
+                    raise ClientGoneError
+            with suppress(asyncio.TimeoutError):
+                return await asyncio.wait_for(self.events.get(), LOOK)
 
     def _text_of(self, event: Event) -> str:
         """The text that an event adds."""
@@ -313,6 +317,19 @@ async def streamed_answer(
     yield "data: [DONE]\n\n"
 
 
+class Stream(StreamingResponse):
+    """Server-sent events, until the client reads nothing for too long."""
+
+    media_type = "text/event-stream"
+
+    async def stream_response(self, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), PATIENCE)
+
+        with suppress(asyncio.TimeoutError):
+            await super().stream_response(send_in_time)
+
+
 def line(content: dict[str, Any]) -> str:
     """A server-sent event."""
     return f"data: {json.dumps(content)}\n\n"
@@ -335,7 +352,7 @@ def application(service: Service) -> Starlette:
             async for each in lines:
                 yield each
 
-        return StreamingResponse(all_lines(), media_type="text/event-stream")
+        return Stream(all_lines())
 
     async def completions(client: HttpRequest) -> Response:
         return await complete(client, CompletionBody)
@@ -347,7 +364,8 @@ def application(service: Service) -> Starlette:
         return JSONResponse(model_list(service.name, service.length))
 
     async def health(_: HttpRequest) -> Response:
-        return JSONResponse({"free": max(service.rows - service.taken, 0)})
+        status = 200 if service.batcher.thread.is_alive() else 503
+        return JSONResponse({"free": max(service.rows - service.taken, 0)}, status)
 
     async def refused(_: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, BadRequest)

@@ -34,6 +34,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 import openai
+import serve_onnx
 import uvicorn
 from answer_text import AnswerText
 from generate_onnx import Model
@@ -91,14 +92,23 @@ def message(content: str) -> str:
 
 
 @contextmanager
-def served(folder: Path, *, endless: bool = False, **options: Any) -> Iterator[Running]:
-    """Serves a folder on a port that is free; ``endless`` answers have no end token."""
+def served(
+    folder: Path, *, endless: bool = False, send_buffer: int | None = None, **options: Any
+) -> Iterator[Running]:
+    """Serves a folder on a port that is free.
+
+    Args:
+        endless: answers have no end token.
+        send_buffer: bytes that the kernel keeps for a client that does not read; by default megabytes.
+    """
     sizes = {"rows": 2, "length": LENGTH, "waiting": 0, "chunk": 16} | options
     model = Model(folder, threads=1)
     if endless:
         model.end_tokens = []
     service = Service(model, folder, load_tokenizer(folder, False), **sizes)
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        if send_buffer is not None:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         server = uvicorn.Server(uvicorn.Config(application(service), log_level="error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -371,24 +381,43 @@ def test_a_model_that_fails(
     assert "the kernel failed" in capfd.readouterr().err
 
 
-def test_a_client_that_goes_away(with_graph: Make) -> None:
-    """In a stream, and while it waits for a whole answer: the row is free long before the answer ends."""
-    with served(with_graph(), endless=True, rows=1, length=LONG + 96) as server:
-        counts = server.service.batcher.batch.counts
-        with server.complete([5, 6, 7], max_tokens=LONG, stream=True) as answer:
-            next(iter(answer))
-            assert server.free == 0
-        eventually(lambda: server.free == 1)
-        eventually(lambda: counts[0] == 0)
+BODY = {"prompt": [5, 6, 7], "max_tokens": LONG}
 
-        body = json.dumps({"prompt": [5, 6, 7], "max_tokens": LONG}).encode()
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as connection:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            connection.sendall(head.encode() + body)
+
+@contextmanager
+def sent(server: Running, body: object) -> Iterator[socket.socket]:
+    """A request whose answer is not read."""
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        connection.sendall(head.encode() + content)
+        yield connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away(with_graph: Make, stream: bool) -> None:
+    """The row is free long before the answer would have ended."""
+    with served(with_graph(), endless=True, rows=1, length=LONG + 96) as server:
+        batcher = server.service.batcher
+        with sent(server, {**BODY, "stream": stream}):
+            eventually(lambda: bool(batcher.running) and batcher.running[0].generated > 0)
+            [request] = batcher.running
+            assert server.free == 0
+        eventually(lambda: server.free == 1 and not batcher.running)
+        assert request.generated < LONG
+        assert server.complete([5, 6, 7], max_tokens=2).usage.completion_tokens == 2
+
+
+def test_a_client_that_does_not_read(with_graph: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place becomes free, although its connection stays."""
+    monkeypatch.setattr(serve_onnx, "PATIENCE", 0.5)
+    with served(with_graph(), endless=True, send_buffer=4096, rows=1, length=LONG + 96) as server:
+        with sent(server, {**BODY, "stream": True}):
             eventually(lambda: server.free == 0)
-        eventually(lambda: server.free == 1)
-        assert counts[0] < LONG
+            eventually(lambda: server.free == 1)
         assert server.complete([5, 6, 7], max_tokens=2).usage.completion_tokens == 2
 
 

@@ -210,11 +210,12 @@ class Results:
     def table(self, task: str, labels: Labels | None = None, *, late: bool = False) -> str:
         """One task as Markdown: a row for each model and scaling, a column for each length.
 
-        Scores are in per cent. A cell has the value and, in brackets, a 95 % confidence interval: in a
-        column's first cell of the value, in the others of the difference from that on the same items (for
-        perplexity, the ratio). ``*`` marks a significant one, and ``?`` too few items to tell.
-        Lengths for which ``WIDTH`` has no room are in further tables below. With ``late``, a cell has the
-        perplexity of the last quarter of the windows and, in brackets, its ratio to the column's first.
+        Scores are in per cent. A cell has the value and a 95 % confidence interval: in a column's first cell,
+        (in round brackets) of the value; in the others, [in square brackets] of the difference from the first
+        on the same items, with signs, or for perplexity of the ratio, with an x. ``*`` marks a significant
+        one, and ``?`` too few items to tell. Lengths for which ``WIDTH`` has no room are in further tables
+        below. With ``late``, a cell has the perplexity of the last quarter of the windows and, in square
+        brackets, its ratio to the column's first.
         """
         labels = self.labels() if labels is None else labels
         baselines: dict[int, Measurement] = {}
@@ -281,7 +282,8 @@ class Results:
         marks = {_mark(each) for each in self.measurements}
         found = []
         if any(each.comparison for each in self.measurements):
-            found.append("In brackets: 95 % interval; below a column's first, of the difference (x: ratio)")
+            found.append("( ) 95 % interval of the value")
+            found.append("[ ] 95 % interval of the difference from the column's first (x: of the ratio)")
         if "*" in marks:
             found.append("* differs from the column's first on the same items (p < 0.05)")
         if "?" in marks:
@@ -367,7 +369,7 @@ def _cell(each: Measurement) -> str:
     unit = 1 if each.metric == PERPLEXITY else 100
     value, low, high = (text(unit * number) for number in (each.value, each.low, each.high))
     if each.comparison is not None:
-        return f"{value} ({difference_text(each.metric, each.comparison)[1]}){_mark(each)}"
+        return f"{value} [{difference_text(each.metric, each.comparison)[1]}]{_mark(each)}"
     return f"{value} ({low} to {high})" if each.items > 1 else value
 
 
@@ -378,7 +380,7 @@ def _late_cell(baseline: Measurement, candidate: Measurement) -> str:
     if candidate.comparison is None or not baseline.late:
         return value
     ratio = candidate.late / baseline.late
-    return f"{value} (x {_ratio_text(ratio)})" if math.isfinite(ratio) else value
+    return f"{value} [x {_ratio_text(ratio)}]" if math.isfinite(ratio) else value
 
 
 def _mark(each: Measurement) -> str:

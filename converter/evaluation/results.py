@@ -39,7 +39,7 @@ Labels = Mapping[tuple[str, str], str]
 """Model and full name of the scaling -> a short name for both."""
 Metric = Literal["accuracy", "f1", "score", "ndcg@10", "perplexity"]
 Verdict = Literal["helps", "does not help", "cannot tell"]
-Shown = Literal["gain", "loss", "nothing"]
+Shown = Literal["gain", "loss", "nothing", "same"]
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,20 @@ class Comparison:
     """For a score, the candidate's value minus the baseline's; for perplexity, its value divided by that."""
     low: float
     high: float
-    """95 % confidence interval of ``difference``."""
+    """95 % confidence interval of ``difference``; infinite if ``shows`` is "same", which has none."""
     better: int
     worse: int
     """Items that got better or worse."""
     p: float
     """Of the test that ``statistics.compare_scores`` chose."""
     shows: Shown
-    """What is more than chance: a gain, a loss, or nothing."""
+    """What is more than chance: a gain, a loss, or nothing. In measurements, "same" if both models computed
+    the same: equal vectors, or equal losses of all windows. That leaves nothing to chance."""
 
     @property
     def significant(self) -> bool:
         """Whether the difference is statistically significant."""
-        return self.shows != "nothing"
+        return self.gains or self.loses
 
     @property
     def gains(self) -> bool:
@@ -146,8 +147,12 @@ class Measurement:
         return len(self.scores)
 
     @property
-    def verdict(self) -> Verdict | None:
-        return None if self.comparison is None else self.comparison.verdict(self.metric, self.items)
+    def verdict(self) -> Verdict | Literal["same"] | None:
+        if self.comparison is None:
+            return None
+        if self.comparison.shows == "same":
+            return "same"
+        return self.comparison.verdict(self.metric, self.items)
 
 
 @dataclass(frozen=True)
@@ -395,8 +400,13 @@ def _mark(each: Measurement) -> str:
 
 
 def difference_text(measure: str, found: Comparison) -> tuple[str, str]:
-    """A paired difference and its interval: "+3.0" and "-1.0 to +7.1", or "x 0.98" and "x 0.96 to 1.01"."""
+    """A paired difference and its interval: "+3.0" and "-1.0 to +7.1", or "x 0.98" and "x 0.96 to 1.01".
+
+    In place of the interval, "the same" if both models computed the same.
+    """
     ends = found.difference, found.low, found.high
+    if found.shows == "same":
+        return "x 1.000" if measure == PERPLEXITY else "+0.0", "the same"
     if measure != PERPLEXITY:
         value, low, high = (f"{100 * number:+.1f}" for number in ends)
         return value, f"{low} to {high}"

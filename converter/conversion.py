@@ -16,8 +16,9 @@ from converter.plan import Plan, Written, decide, rounded_note, write
 from converter.progress import stage
 from converter.result import manifest
 from converter.result.card.facts import Facts, read_origin
+from converter.result.card.older import OlderCard, read_older_card
 from converter.result.card.sections import PICTURE, describe
-from converter.result.card.update import with_kept_text
+from converter.result.card.update import with_kept_text, with_original
 from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling
@@ -87,6 +88,7 @@ class Conversion:
     """A conversion that can be carried out, as far as can be known before anything is written."""
 
     plan: Plan
+    older_card: OlderCard
     place: Path
     """Where the result will be, absolute."""
     overwrite: bool
@@ -95,7 +97,7 @@ class Conversion:
 
     def preview(self) -> ConversionResult:
         files = self.plan.sizes(picture=self.verify and self.plan.scaling.scaled)
-        return self._result(files, self.plan.notes)
+        return self._result(files, [*self.plan.notes, *self.older_card.notes])
 
     def carry_out(self, *, reserve: int = 0, progress: bool = False) -> ConversionResult:
         """Writes, verifies and describes the result, and puts it in place; see ``convert``.
@@ -123,12 +125,13 @@ class Conversion:
 
                 checks = verify(written.model, plan.model.source_config, source.folder, progress=progress)
             notes = _notes(plan, written)
-            _write_card(plan, written, notes, checks, f"./{place.name}")
+            _write_card(plan, written, self.older_card, notes, checks, f"./{place.name}")
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
             weights = written.model.checkpoint.files
             manifest.write(folder, names, {name: written.digests.get(name) for name in weights})
             files = {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
-        return self._result(files, notes, written, checks)
+        # The card has no notes on itself: they are for who converts, and may add to it.
+        return self._result(files, [*notes, *self.older_card.notes], written, checks)
 
     def _result(
         self,
@@ -216,7 +219,9 @@ def prepare(model: str | Path, out: str | Path, **options: Unpack[ConvertOptions
         max_length=options.get("max_length"),
         verify=verify,
     )
-    return Conversion(plan, place, overwrite, verify, started)
+    cache_dir = options.get("cache_dir")
+    card = read_older_card(opened, plan.files.config, Path(cache_dir) if cache_dir else None)
+    return Conversion(plan, card, place, overwrite, verify, started)
 
 
 def convert(model: str | Path, out: str | Path, **options: Unpack[ConvertOptions]) -> ConversionResult:
@@ -258,7 +263,12 @@ def _notes(plan: Plan, written: Written) -> list[str]:
 
 
 def _write_card(
-    plan: Plan, written: Written, notes: Sequence[str], checks: Sequence[Check], place: str
+    plan: Plan,
+    written: Written,
+    older: OlderCard,
+    notes: Sequence[str],
+    checks: Sequence[Check],
+    place: str,
 ) -> None:
     """Writes the model card, which names ``place``, and the picture of a verified scaling."""
     model, repository = plan.model, written.model
@@ -269,7 +279,7 @@ def _write_card(
 
         heads = positions(model, repository.result_config, [plan.scaling])
         (repository.folder / PICTURE).write_bytes(per_head.card_picture(heads))
-    origin = read_origin(model, plan.base_model)
+    origin = read_origin(model, plan.base_model, older)
     facts = Facts(
         result=repository,
         origin=origin,
@@ -285,7 +295,9 @@ def _write_card(
     )
     text = describe(facts)
     if model.converted:
-        text = with_kept_text(text, origin.older_card)
+        text = with_kept_text(text, older.text)
+    else:
+        text = with_original(text, older.text, origin.name)
     (repository.folder / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
 
 

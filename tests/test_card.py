@@ -257,6 +257,42 @@ def test_the_card_of_somebody_else_keeps_its_examples(tmp_path: Path) -> None:
     assert with_place(THEIRS, "me/long", None) == THEIRS
 
 
+HOSTILE = "# Mine\n\n```\n## Load\r---\rlicense: x\u2028## ONNX\n<!--\n"
+OWN: dict[str, tuple[str, str | None]] = {
+    "plain": ("---\nlicense: mit\n---\n\n# Mine\n\nIt reads laws.\n", "> # Mine\n>\n> It reads laws."),
+    "hostile": (
+        HOSTILE,
+        "> # Mine\n>\n> ```\n> ## Load\n> ---\n> license: x\n> ## ONNX\n> <!--",
+    ),
+    "not UTF-8": ("# M\udcff\n", "> # M\ufffd"),
+    "front matter alone": ("---\nlicense: mit\n---\n\n", None),
+    "too long": ("# Mine\n" + "x" * 100_000, None),
+}
+"""The card of a source, and how the result's quotes its text."""
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_the_text_of_a_source_s_card_is_quoted(tmp_path: Path, case: str) -> None:
+    """Once, also if the result, or a plain model with its card, is converted again."""
+    card, quoted = OWN[case]
+    source = of_head("bloom", "CausalLM")(tmp_path / "source")
+    (source / "README.md").write_bytes(card.encode(errors="surrogateescape"))
+    result = convert(source, tmp_path / "out", scale=4, verify=False)
+    made = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    title, end = "\n## The original model card\n", f"\n\n{quoted}\n"
+    assert made.count(title) == (quoted is not None)
+    assert quoted is None or made.endswith(end)
+    assert any("README.md of source" in note for note in result.notes) == (case == "too long")
+    assert quoted is None or with_place(made, "me/long").endswith(end)
+
+    convert(tmp_path / "out", tmp_path / "again", verify=False)
+    (source / "README.md").write_text(made, encoding="utf-8")
+    convert(source, tmp_path / "copied", scale=4, verify=False)
+    for name in ("again", "copied"):
+        text = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+        assert text.replace(f"./{name}", "./out") == made
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_sections_that_an_owner_added_are_kept(tmp_path: Path, end: str) -> None:
     convert(of_head("bloom", "CausalLM")(tmp_path / "source"), tmp_path / "out", scale=4, verify=False)

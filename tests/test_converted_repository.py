@@ -20,6 +20,7 @@ from converter import convert
 from converter._version import TESTED
 from converter.families.family import HEADS
 from converter.result.card.facts import Facts, read_origin
+from converter.result.card.older import read_older_card
 from converter.result.card.sections import describe
 from converter.result.converted import open_converted
 from converter.source.open import open_folder
@@ -259,7 +260,7 @@ def test_what_of_the_source_s_card_is_kept(
     source = replace(repository, source=open_folder(tmp_path), provenance=None)
     facts = Facts(
         result=repository,
-        origin=read_origin(source, None),
+        origin=read_origin(source, None, read_older_card(source, {})),
         tokenizer=Tokenizer(),
         sentence_encoder=None,
         weights="original",

@@ -570,6 +570,74 @@ def test_front_matter_that_cannot_be_read_stays(saved: Path, tmp_path: Path, fro
     assert b"# Mine\n\xff\n\n## Longer contexts\n" in content
 
 
+STATED = {"license": "mit", "language": ["en"], "datasets": ["c4"]}
+PARENT = (
+    "---\nlicense: mit\nlanguage: [en]\ndatasets: [c4]\nbase_model: ada/first\ntags: [x]\n---\n# Parent\n"
+)
+GENERATED = "tags: [generated_from_trainer]"
+WITHOUT_LICENCE: dict[str, tuple[str | None, str, dict[str, Any], Words]] = {
+    "in the cache": (None, "cache", STATED | {"base_model": SOURCE}, ("license, language", SOURCE)),
+    "in a folder": (None, "parent", STATED | {"base_model": "ada/first"}, ("license, language", "parent")),
+    "its card says whose": (
+        f"{GENERATED}\nbase_model: {SOURCE}",
+        "cache",
+        STATED | {"base_model": SOURCE},
+        ("license, language, datasets in", SOURCE),
+    ),
+    "says it": ("license: apache-2.0", "cache", {"license": "apache-2.0"}, ()),
+    "by hand": ("tags: [mine]", "", {}, ()),
+    "no checkpoint": (None, "texts", {}, ("no model card: licence", "add a README.md to tuned")),
+    "nowhere": (None, "", {}, ("no model card: licence", "add a README.md to tuned")),
+    "generated": (GENERATED, "", {}, ("Trainer generated", "licence", "to README.md in tuned")),
+    "too large": (
+        f"{GENERATED}\nx: {'x' * (1 << 20)}",
+        "",
+        {},
+        ("not read", "licence", "README.md in tuned"),
+    ),
+}
+"""Front matter of a fine-tuned model; where the card of what it was made of is; what is kept; the note."""
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["converted", "plain"])
+@pytest.mark.parametrize("case", WITHOUT_LICENCE)
+def test_a_licence_that_a_trainer_left_out(saved: Path, tmp_path: Path, case: str, plain: bool) -> None:
+    """It saves no card, or generates one. The plain model is a source, with an older config.json."""
+    front, where, kept, words = WITHOUT_LICENCE[case]
+    if plain:
+        shutil.rmtree(saved)
+        tiny.FACTORIES["bloom"](saved, 4)
+        (saved / "training_args.bin").touch()
+    if front is None:
+        (saved / "README.md").unlink(missing_ok=True)
+    else:
+        (saved / "README.md").write_text(f"---\n{front}\n---\n")
+    cached = tmp_path / "hub" / f"models--{SOURCE.replace('/', '--')}"
+    parents = {"cache": cached / "snapshots/c0", "parent": tmp_path / "parent", "texts": tmp_path / "texts"}
+    if where:
+        parents[where].mkdir(parents=True)
+        (parents[where] / "README.md").write_text(PARENT)
+        place = SOURCE if where == "cache" else str(parents[where])
+        if plain or where != "cache":  # a converted one has a record
+            edit_json(saved / "config.json", {"_name_or_path": place})
+    if where == "cache":
+        (cached / "refs").mkdir()
+        (cached / "refs/main").write_text("c0")
+    elif where == "parent":
+        shutil.copy(saved / "config.json", parents[where])
+
+    result = convert(saved, tmp_path / "out", scale=2, verify=False, cache_dir=tmp_path / "hub")
+    data = card_of(tmp_path / "out").data.to_dict()
+    assert {key: data.get(key) for key in STATED} == dict.fromkeys(STATED) | {
+        key: value for key, value in kept.items() if key in STATED
+    }
+    assert "base_model" not in kept or data["base_model"] == kept["base_model"]
+    notes = [note for note in result.notes if "card" in note]
+    assert len(notes) == bool(words)
+    says(notes, *words)
+    assert "no model card" not in card_of(tmp_path / "out").text
+
+
 # validate
 
 

@@ -23,7 +23,7 @@ from converter.evaluation.embeddings import embed, pooling_of, rank
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.evaluated_model import open_evaluated_model
 from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
-from converter.evaluation.results import PERPLEXITY
+from converter.evaluation.results import PERPLEXITY, Results
 from converter.evaluation.runner import choose, losses
 from converter.evaluation.tasks.beir import Beir
 from converter.evaluation.tasks.scores import CUTOFF
@@ -294,6 +294,25 @@ def test_what_is_given_is_measured(source: Path, tmp_path: Path, run: RunCli) ->
     folder = beir(tmp_path / "beir")
     ranked = run("eval", source, "--beir", folder, *options, "--json").json["measurements"]
     assert {each["task"] for each in ranked} == {"beir"}
+
+
+@pytest.mark.parametrize("measure", ["beir", PERPLEXITY])
+def test_equal_vectors_and_losses_are_the_same(source: Path, tmp_path: Path, measure: str) -> None:
+    """As those of a dynamic scaling up to the trained length. It leaves nothing to chance, so no interval."""
+    material: dict[str, Any] = {"text": [text_file(tmp_path / "text")]}
+    if measure == "beir":
+        material = {"tasks": [Beir.read(beir(tmp_path / "beir"))]}
+    options: dict[str, Any] = {"methods": ["none", "ntk"], "dynamic": ["length"], "train_length": TRAINED}
+    found = evaluate([source], lengths=[TRAINED, 96], items=3, **options, **material)
+    _, _, short, long = found.measurements
+    assert (short.length, short.verdict, long.verdict != "same") == (TRAINED, "same", True)
+    last = found.table(measure).splitlines()[-1]
+    assert last.count("[the same] ") == last.count("[") - 1 == 1
+    content = json.loads(json.dumps(found.to_json()))
+    stored = content["measurements"][2]
+    ends = [stored["comparison"][name] for name in ("low", "high")]
+    assert (stored["verdict"], ends) == ("same", [None, None])
+    assert Results.from_json(content).measurements[2] == short
 
 
 def test_tune_of_an_encoder(source: Path, tmp_path: Path) -> None:

@@ -639,9 +639,9 @@ def test_the_table_has_every_value(results: Results) -> None:
     assert f"{100 * none.value:.1f} ({100 * none.low:.1f} to {100 * none.high:.1f})" in table[2]
     # The second row has the intervals of its differences from the first on the same items.
     number = r"[+-]\d+\.\d"
-    assert len(re.findall(rf"\d+\.\d \({number} to {number}\)", table[3])) == 2
+    assert len(re.findall(rf"\d+\.\d \[{number} to {number}\]", table[3])) == 2
     ratio = r"x \d\.\d{3} to \d\.\d{3}"
-    assert len(re.findall(rf"\d \({ratio}\)", results.table("perplexity"))) == 2
+    assert len(re.findall(rf"\d \[{ratio}\]", results.table("perplexity"))) == 2
 
 
 def test_the_last_quarter_of_a_window_has_a_table_of_its_own(results: Results) -> None:
@@ -657,7 +657,7 @@ def test_the_last_quarter_of_a_window_has_a_table_of_its_own(results: Results) -
     rows = [re.split(r"\s*\|\s*", line)[1:-1] for line in text.strip().splitlines()[:4]]
     assert [rows[0], rows[2][0], rows[3][0]] == [["scaling", "20", "40"], "none", "linear, factor 4"]
     assert float(rows[2][2]) == pytest.approx(late[0], rel=1e-2)
-    assert re.search(r"\(x (\d+\.\d{3})\)$", rows[3][2])[1] == f"{late[1] / late[0]:.3f}"  # type: ignore[index]
+    assert re.search(r"\[x (\d+\.\d{3})\]$", rows[3][2])[1] == f"{late[1] / late[0]:.3f}"  # type: ignore[index]
     assert "last quarter" not in Results([measured("none", PERPLEXITY, [1.0])], {}).report()
 
 
@@ -715,14 +715,14 @@ def test_tables_of_any_lengths_fit_80_columns(
 @pytest.mark.parametrize(
     ("metric", "scores", "stock", "mark", "verdict"),
     [
-        ("accuracy", [1.0] * 8, [0.0] * 8, ")*", "helps"),
-        ("accuracy", [0.0] * 8, [1.0] * 8, ")*", "does not help"),
-        ("accuracy", [1.0] * 8, [1.0] * 8, ")?", "cannot tell"),
-        ("accuracy", [1.0] * 80, [1.0] * 80, ")", "does not help"),
-        (PERPLEXITY, [2.0, 2.1], [2.1, 2.2], ")?", "cannot tell"),
-        (PERPLEXITY, [2.0, 2.1, 2.0] * 3, [2.1, 2.3, 2.2] * 3, ")?", "cannot tell"),
-        (PERPLEXITY, [2.0, 2.1, 2.0] * 4, [2.1, 2.3, 2.2] * 4, ")*", "helps"),
-        (PERPLEXITY, [2.0] * 8, [2.0] * 8, "(the same)", "cannot tell"),
+        ("accuracy", [1.0] * 8, [0.0] * 8, "]*", "helps"),
+        ("accuracy", [0.0] * 8, [1.0] * 8, "]*", "does not help"),
+        ("accuracy", [1.0] * 8, [1.0] * 8, "]?", "cannot tell"),
+        ("accuracy", [1.0] * 80, [1.0] * 80, "]", "does not help"),
+        (PERPLEXITY, [2.0, 2.1], [2.1, 2.2], "]?", "cannot tell"),
+        (PERPLEXITY, [2.0, 2.1, 2.0] * 3, [2.1, 2.3, 2.2] * 3, "]?", "cannot tell"),
+        (PERPLEXITY, [2.0, 2.1, 2.0] * 4, [2.1, 2.3, 2.2] * 4, "]*", "helps"),
+        (PERPLEXITY, [2.0] * 8, [2.0] * 8, "[the same]", "cannot tell"),
     ],
 )
 def test_what_a_difference_shows_is_marked(
@@ -732,8 +732,8 @@ def test_what_a_difference_shows_is_marked(
     cells = [line.strip(" |") for line in results.table(metric).splitlines()]
     assert cells[3].endswith(mark)
     assert [each["verdict"] for each in results.to_json()["measurements"]] == [None, verdict]
-    assert ("\n? too few items" in results.report()) == (mark == ")?")
-    assert ("\n* differs" in results.report()) == (mark == ")*")
+    assert ("\n? too few items" in results.report()) == (mark == "]?")
+    assert ("\n* differs" in results.report()) == (mark == "]*")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,11 @@ def test_gradients_are_the_slopes_of_the_reference_s_loss(name: str, tmp_path: P
     with attached(model, alibi):
         loss = losses(model, batch).mean()
         loss.backward()
+        first = alibi.exponents.detach().clone()
+        with torch.no_grad():
+            alibi.exponents += 0.5
+            assert losses(model, batch).mean() != loss, "slopes of an earlier pass"
+            alibi.exponents.copy_(first)
     assert model.base_model.alibi is own
     assert memory(model, 2, 80) == 2 * memory(model, 2, 40) > 0
     assert all(parameter.grad is None for parameter in model.parameters())

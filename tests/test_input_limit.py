@@ -22,6 +22,7 @@ VERY_LARGE = int(1e30)
 def source(folder: Path, name: str, sentence: object, limit: object) -> Path:
     """A tiny checkpoint with these limits; None leaves a key out."""
     (tiny.FACTORIES | tiny.ENCODERS)[name](folder, 4)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")  # without a card there would be a note
     content = {"do_lower_case": False, "max_seq_length": sentence, "name": "é"}
     if sentence is None:
         del content["max_seq_length"]

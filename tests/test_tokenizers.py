@@ -424,6 +424,7 @@ def test_no_tokenizer_stays_no_tokenizer(family: str, make_source: MakeSource, t
     source = make_source(family)
     for file in source.glob("tokenizer*"):
         file.unlink()
+    (source / "README.md").write_text("---\nlicense: mit\n---\n")  # without a card there would be a note
     result = quick(source, tmp_path / "out")
     [note] = result.to_json()["notes"]
     says(note, "no tokenizer files")

@@ -207,9 +207,11 @@ def _rank(
 ) -> TaskScores:
     """Ranks documents for queries by their embeddings, and scores the rankings."""
     assert isinstance(evaluated, EvaluatedModel)  # no server opens an encoder
-    scores = find(evaluated.scaled(scaling), evaluated.pooling, evaluated.hardware, task, texts, advance)
+    scores, vectors = find(
+        evaluated.scaled(scaling), evaluated.pooling, evaluated.hardware, task, texts, advance
+    )
     items: Hashable = hash((tuple(texts.queries), tuple(texts.documents)))
-    return TaskScores(task.metric, scores, items=items)
+    return TaskScores(task.metric, scores, items=items, vectors=vectors)
 
 
 def _read(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from converter.evaluation.results import PERPLEXITY, Bucket, Comparison, Measurement, Metric, Verdict
@@ -28,6 +28,8 @@ class TaskScores:
     """One for each item; see ``Measurement``."""
     items: Hashable
     """Equal for equal prompts, texts or windows in the same order, token by token."""
+    vectors: str | None = None
+    """A digest of the embeddings that were ranked; None for tasks without any."""
     depths: tuple[float | None, ...] = ()
     """See ``Measurement``."""
     positions: tuple[Bucket, ...] = ()
@@ -83,6 +85,8 @@ def measurement(
     """The scores with names, an interval, and the comparison with a baseline other than themselves."""
     value, low, high = summarise(found.metric, found.scores)
     comparison = None if found is baseline else compare(baseline, found)
+    if comparison is not None and _computed_the_same(baseline, found):
+        comparison = replace(comparison, low=-math.inf, high=math.inf, shows="same")
     return Measurement(
         model=model,
         scaling=scaling,
@@ -97,6 +101,13 @@ def measurement(
         positions=found.positions,
         comparison=comparison,
     )
+
+
+def _computed_the_same(baseline: TaskScores, candidate: TaskScores) -> bool:
+    """Whether vectors or losses of the same items are equal; equal scores of answers may be chance."""
+    if candidate.metric == PERPLEXITY:
+        return candidate.scores == baseline.scores
+    return candidate.vectors is not None and candidate.vectors == baseline.vectors
 
 
 class Cell(NamedTuple):

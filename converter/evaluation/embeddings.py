@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,14 +77,17 @@ def find(
     task: Retrieval,
     texts: Collection,
     advance: Advance = int,
-) -> tuple[float, ...]:
-    """A score for each query of a collection, from 0 to 1."""
+) -> tuple[tuple[float, ...], str]:
+    """A score for each query of a collection, from 0 to 1, and a digest of all vectors."""
     documents = embed(model, pooling, hardware, texts.documents, advance)
     queries = embed(model, pooling, hardware, texts.queries, advance)
-    return tuple(
+    scores = tuple(
         task.score(ranked, grades)
         for ranked, grades in zip(rank(queries, documents, texts), texts.relevant, strict=True)
     )
+    digest = hashlib.sha256(documents.data)
+    digest.update(queries.data)
+    return scores, digest.hexdigest()
 
 
 def rank(queries: Vectors, documents: Vectors, texts: Collection) -> list[list[int]]:

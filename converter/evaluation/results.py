@@ -39,7 +39,7 @@ Labels = Mapping[tuple[str, str], str]
 """Model and full name of the scaling -> a short name for both."""
 Metric = Literal["accuracy", "f1", "score", "ndcg@10", "perplexity"]
 Verdict = Literal["helps", "does not help", "cannot tell"]
-Shown = Literal["gain", "loss", "nothing"]
+Shown = Literal["gain", "loss", "nothing", "same"]
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,20 @@ class Comparison:
     """For a score, the candidate's value minus the baseline's; for perplexity, its value divided by that."""
     low: float
     high: float
-    """95 % confidence interval of ``difference``."""
+    """95 % confidence interval of ``difference``; infinite if ``shows`` is "same", which has none."""
     better: int
     worse: int
     """Items that got better or worse."""
     p: float
     """Of the test that ``statistics.compare_scores`` chose."""
     shows: Shown
-    """What is more than chance: a gain, a loss, or nothing."""
+    """What is more than chance: a gain, a loss, or nothing. In measurements, "same" if both models computed
+    the same: equal vectors, or equal losses of all windows. That leaves nothing to chance."""
 
     @property
     def significant(self) -> bool:
         """Whether the difference is statistically significant."""
-        return self.shows != "nothing"
+        return self.gains or self.loses
 
     @property
     def gains(self) -> bool:
@@ -146,8 +147,12 @@ class Measurement:
         return len(self.scores)
 
     @property
-    def verdict(self) -> Verdict | None:
-        return None if self.comparison is None else self.comparison.verdict(self.metric, self.items)
+    def verdict(self) -> Verdict | Literal["same"] | None:
+        if self.comparison is None:
+            return None
+        if self.comparison.shows == "same":
+            return "same"
+        return self.comparison.verdict(self.metric, self.items)
 
 
 @dataclass(frozen=True)
@@ -210,11 +215,12 @@ class Results:
     def table(self, task: str, labels: Labels | None = None, *, late: bool = False) -> str:
         """One task as Markdown: a row for each model and scaling, a column for each length.
 
-        Scores are in per cent. A cell has the value and, in brackets, a 95 % confidence interval: in a
-        column's first cell of the value, in the others of the difference from that on the same items (for
-        perplexity, the ratio). ``*`` marks a significant one, and ``?`` too few items to tell.
-        Lengths for which ``WIDTH`` has no room are in further tables below. With ``late``, a cell has the
-        perplexity of the last quarter of the windows and, in brackets, its ratio to the column's first.
+        Scores are in per cent. A cell has the value and a 95 % confidence interval: in a column's first cell,
+        (in round brackets) of the value; in the others, [in square brackets] of the difference from the first
+        on the same items, with signs, or for perplexity of the ratio, with an x. ``*`` marks a significant
+        one, and ``?`` too few items to tell. Lengths for which ``WIDTH`` has no room are in further tables
+        below. With ``late``, a cell has the perplexity of the last quarter of the windows and, in square
+        brackets, its ratio to the column's first.
         """
         labels = self.labels() if labels is None else labels
         baselines: dict[int, Measurement] = {}
@@ -281,7 +287,8 @@ class Results:
         marks = {_mark(each) for each in self.measurements}
         found = []
         if any(each.comparison for each in self.measurements):
-            found.append("In brackets: 95 % interval; below a column's first, of the difference (x: ratio)")
+            found.append("( ) 95 % interval of the value")
+            found.append("[ ] 95 % interval of the difference from the column's first (x: of the ratio)")
         if "*" in marks:
             found.append("* differs from the column's first on the same items (p < 0.05)")
         if "?" in marks:
@@ -367,7 +374,7 @@ def _cell(each: Measurement) -> str:
     unit = 1 if each.metric == PERPLEXITY else 100
     value, low, high = (text(unit * number) for number in (each.value, each.low, each.high))
     if each.comparison is not None:
-        return f"{value} ({difference_text(each.metric, each.comparison)[1]}){_mark(each)}"
+        return f"{value} [{difference_text(each.metric, each.comparison)[1]}]{_mark(each)}"
     return f"{value} ({low} to {high})" if each.items > 1 else value
 
 
@@ -378,7 +385,7 @@ def _late_cell(baseline: Measurement, candidate: Measurement) -> str:
     if candidate.comparison is None or not baseline.late:
         return value
     ratio = candidate.late / baseline.late
-    return f"{value} (x {_ratio_text(ratio)})" if math.isfinite(ratio) else value
+    return f"{value} [x {_ratio_text(ratio)}]" if math.isfinite(ratio) else value
 
 
 def _mark(each: Measurement) -> str:
@@ -393,8 +400,13 @@ def _mark(each: Measurement) -> str:
 
 
 def difference_text(measure: str, found: Comparison) -> tuple[str, str]:
-    """A paired difference and its interval: "+3.0" and "-1.0 to +7.1", or "x 0.98" and "x 0.96 to 1.01"."""
+    """A paired difference and its interval: "+3.0" and "-1.0 to +7.1", or "x 0.98" and "x 0.96 to 1.01".
+
+    In place of the interval, "the same" if both models computed the same.
+    """
     ends = found.difference, found.low, found.high
+    if found.shows == "same":
+        return "x 1.000" if measure == PERPLEXITY else "+0.0", "the same"
     if measure != PERPLEXITY:
         value, low, high = (f"{100 * number:+.1f}" for number in ends)
         return value, f"{low} to {high}"

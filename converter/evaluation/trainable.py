@@ -8,6 +8,7 @@ logits.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,8 +38,8 @@ class TrainableAlibi:
         self, stock: Slopes, form: Scaling, device: torch.device, dtype: torch.dtype = torch.float32
     ) -> None:
         self.form = form
-        # Never None: of a static scaling the template keeps what the first pass made, and a fit changes it.
-        self.dynamic = form.dynamic or "fitted"
+        self.dynamic = form.dynamic
+        """As of the template's ``Alibi``."""
         self.power = None
         """As of the template's ``Alibi``: what is fitted is no concave penalty."""
         options: dict[str, Any] = {"dtype": dtype, "device": device, "requires_grad": True}
@@ -47,10 +48,18 @@ class TrainableAlibi:
         self.temperatures = None if form.temperatures is None else torch.tensor(form.temperatures, **options)
         """[1 or layers, heads]; None if there are none."""
         self._stock = torch.tensor(stock, dtype=dtype, device=device)[:, None]
+        self.replaced: Any = None
+        """The template's ``Alibi`` that this stands in for; set while it is attached to a model."""
 
     def slopes_at(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
         """The slopes for queries at the given positions; see the template's ``Alibi.slopes_at``."""
         return self._stock * self._powers(-self.exponents, positions)
+
+    def static_query_channels(self, device: torch.device, dtype: torch.dtype, scaling: float) -> Any:
+        """As of the template's ``Alibi``, but not kept for the next pass: a fit changes the slopes."""
+        template = sys.modules[type(self.replaced).__module__]
+        anywhere = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        return template.query_channels(self.slopes_at(anywhere), scaling).to(dtype)
 
     def query_factors(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> Any:  # noqa: ARG002
         """What to multiply the queries by; see the template's ``Alibi.query_factors``."""
@@ -96,6 +105,7 @@ def attached(model: Any, alibi: TrainableAlibi) -> Iterator[None]:
     """Gives a converted model these slopes, freezes its weights and checkpoints its layers, until the end."""
     backbone = model.base_model
     own = backbone.alibi
+    alibi.replaced = own
     layers = _layers(model)
     model.requires_grad_(False)
     backbone.alibi = alibi

@@ -10,7 +10,7 @@ from converter.config import Weights
 from converter.model.alibi import AlibiModel
 from converter.model.card_text import CardText
 from converter.model.model import Model
-from converter.source.card import read_card
+from converter.result.card.older import OlderCard
 from converter.source.hub import is_hub_id
 from converter.source.tokenizer import Tokenizer
 
@@ -26,15 +26,14 @@ class Origin:
     base_model: str | None
     """Its Hub id; None if it is not known."""
     commit: str | None
-    older_card: str = ""
-    """Markdown; empty if that repository has no card, or one that is too large."""
+    older: OlderCard
 
 
-def read_origin(model: Model, base_model: str | None) -> Origin:
-    """The origin of a result that is made of ``model``, whose card must have been fetched.
+def read_origin(model: Model, base_model: str | None, older: OlderCard) -> Origin:
+    """The origin of a result that is made of ``model``, whose card is the older one.
 
     ``base_model`` is the Hub id that the user gave. A repository that is converted again has its original in
-    its record; its own card is the older one.
+    its record.
     """
     source, record = model.source, model.origin
     root = record.source or source.root
@@ -44,8 +43,6 @@ def read_origin(model: Model, base_model: str | None) -> Origin:
         elif is_hub_id(root):
             base_model = root
     name = f"{root}/{record.subfolder}" if record.subfolder else root
-    # A converted repository's card goes into the new one, so bytes that are not UTF-8 must survive.
-    older = read_card(source, "surrogateescape" if model.converted else "replace")
     return Origin(name, base_model, record.commit, older)
 
 

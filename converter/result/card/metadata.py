@@ -43,7 +43,8 @@ def write_front_matter(metadata: Mapping[str, Any]) -> str:
 
 def describe_metadata(facts: Facts) -> dict[str, Any]:
     """The metadata of a result: what still holds of the older card's, and what is known of this model."""
-    older = read_front_matter(facts.origin.older_card)
+    older = read_front_matter(facts.origin.older.text)
+    older = {**facts.origin.older.inherited, **older}
     known = {key: _texts(older.get(key)) for key in KEPT}
     computed = _computed_metadata(facts, known)
     kept: dict[str, Any] = {}

@@ -9,13 +9,17 @@ import ast
 import re
 
 from converter.result.card.examples import LOADING, literal, serve_command
+from converter.result.card.older import LONGEST_TEXT, kept_body
 from converter.result.card.sections import SECTIONS, SIGNATURE
 from converter.source.card import read_front_matter, split_front_matter
+from converter.source.source import plain_text
 
 GRAPHS = "ONNX"
 """Title of the section that an export adds."""
 ADDED = "Longer contexts"
 """Title of the section about the conversion in a card that somebody else wrote."""
+ORIGINAL = "The original model card"
+"""Title of the section that quotes the card of the source."""
 SIGNED = re.compile(rf"^{SIGNATURE} \d", re.MULTILINE)
 """Matches a card that a conversion wrote or added to, by the version. Older versions wrote no other mark."""
 FENCE = re.compile(r" {0,3}(```|~~~)")
@@ -36,6 +40,23 @@ def with_kept_text(fresh: str, older: str) -> str:
     if SIGNED.search(body) and f"\n## {ADDED}\n" not in body:
         return _with_added_sections(fresh, body)
     return _with_section_on_conversion(older, fresh)
+
+
+def with_original(fresh: str, older: str, name: str) -> str:
+    """A fresh card that quotes the text of the source's at its end; ``name`` is the source's.
+
+    In a quotation, nothing is taken for front matter, a section or a mark of this tool's. It also ends what
+    the text leaves open, such as a block of code. A card that a conversion wrote is not quoted: of that, the
+    sections that somebody added are kept.
+    """
+    body = kept_body(older)
+    if SIGNED.search(body):
+        return with_kept_text(fresh, older)
+    if not body or len(body) > LONGEST_TEXT:
+        return fresh
+    quoted = "\n".join(f"> {line}" if line else ">" for line in body.splitlines())
+    about = f"What the card of {plain_text(name)} said when it was converted. Its examples load that model."
+    return with_section(fresh, ORIGINAL, f"{about}\n\n{quoted}\n")
 
 
 def with_section(card: str, title: str, text: str) -> str:
@@ -59,7 +80,11 @@ def with_place(card: str, place: str, revision: str | None = None) -> str:
         arguments += f", revision={literal(revision)}"
     # All calls that name this place, spelled as here: older versions wrote other quotation marks.
     older_call = re.compile(rf"\({re.escape(found['arguments'])}(?=[,)])")
-    card = older_call.sub(lambda _: f"({arguments}", card)
+    lines = card.splitlines(keepends=True)
+    # What is quoted of the source's card is not changed.
+    card = "".join(
+        line if line.startswith(">") else older_call.sub(lambda _: f"({arguments}", line) for line in lines
+    )
     older_place, older_revision = ast.literal_eval(found["place"]), None
     if found["revision"]:
         older_revision = ast.literal_eval(found["revision"])

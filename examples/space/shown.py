@@ -100,7 +100,7 @@ def summary(result: ConversionResult, exported: ExportResult | None) -> str:
     how = "Load it with an Auto class and <code>trust_remote_code=True</code>." * (result.rotary is None)
     model = _at_commit(result.source, result.commit)
     return (
-        f"<p><b>Converted and checked</b> in {result.seconds:.0f} s: {escape(model)}, "
+        f"<p><b>Converted and checked</b> in {result.seconds:.1f} s: {escape(model)}, "
         f"{_scaling(result.scaling)}. {written}. {how}</p><ul>{lines}</ul>"
     )
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+CONTEXT = 8
+"""Tokens of the prompt that are decoded with the first token of the answer."""
+
 
 class AnswerText:
     """Turns tokens into text that can be shown, up to the first of the texts to stop at.
@@ -14,27 +17,33 @@ class AnswerText:
     Args:
         decode: from token ids to text.
         stop: the texts to stop at, none of them empty.
+        after: the tokens of the prompt: whether an answer begins with a space depends on its last ones.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()):
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        stop: Sequence[str] = (),
+        after: Sequence[int] = (),
+    ):
         self.decode = decode
         self.stop = stop
-        self.tokens: list[int] = []
         self.stopped = False
         """Whether a text to stop at was found; it is not part of the answer."""
+        self._tokens = list(after[-CONTEXT:])
         self._context = 0
         """The first of the tokens that are decoded with the next one."""
-        self._done = 0
-        """Tokens whose text is known."""
+        self._done = len(self._tokens)
+        """Tokens whose text is known, or not part of the answer."""
         self._held = ""
 
     def add(self, token: int) -> str:
         """The text that can be shown after one more token; "" within a character."""
-        self.tokens.append(token)
+        self._tokens.append(token)
         more = self._undecoded()
         if more.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
-        self._context, self._done = self._done, len(self.tokens)
+        self._context, self._done = self._done, len(self._tokens)
         return self._show(more)
 
     def end(self) -> str:
@@ -47,8 +56,8 @@ class AnswerText:
 
     def _undecoded(self) -> str:
         """The text of the tokens that is not known yet."""
-        known = self.decode(self.tokens[self._context : self._done])
-        return self.decode(self.tokens[self._context :])[len(known) :]
+        known = self.decode(self._tokens[self._context : self._done])
+        return self.decode(self._tokens[self._context :])[len(known) :]
 
     def _show(self, more: str) -> str:
         text = self._held + more

@@ -146,7 +146,7 @@ class Batch:
         """Runs one more token of some rows: the tokens by the numbers of the rows.
 
         Returns:
-            The logits, [len(tokens), vocabulary], in the order of ``tokens``. The next run overwrites them.
+            The logits, [len(tokens), vocabulary], in the order of ``tokens``.
         """
         rows = list(tokens)
         used = max(rows) + 1

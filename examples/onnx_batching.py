@@ -2,7 +2,8 @@
 
 One thread runs the graph. In each round it runs one chunk of one new prompt, and then one more token of all
 requests whose prompts are done, in one pass. A request has a row of the batch while it runs; rows may have
-different lengths, and a long prompt holds up the others for a chunk at a time.
+different lengths. A long prompt holds up the answers of others for a chunk at a time, and the prompts behind
+it until it is done.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from generate_onnx import Batch, Model
+
+FEW = 1024
+"""Tokens among which those with most of the probability are looked for first."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,16 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Busy:
+    """No token follows: no row became free in time."""
+
+
+@dataclass(frozen=True)
 class Failed:
-    """No token follows: nothing was run for ``busy``, the model failed for ``error``."""
-
-    reason: str
+    """No token follows: the model failed."""
 
 
-Event = Token | PromptDone | Finished | Failed
+Event = PromptDone | Token | Finished | Busy | Failed
 
 
 @dataclass(eq=False)
@@ -82,18 +89,36 @@ class Request:
     generated: int = 0
 
     def __post_init__(self) -> None:
-        self.random = np.random.default_rng(self.seed)
+        seed = None if self.seed is None else self.seed % (1 << 64)
+        self.random = np.random.default_rng(seed)
+
+    @property
+    def prompt_done(self) -> bool:
+        return self.prompt_run == len(self.prompt)
 
     def sample(self, logits: np.ndarray) -> int:
-        """The next token; ``logits`` is [vocabulary]."""
+        """The next token; ``logits`` is float64 [vocabulary]."""
         if self.temperature == 0:
             return int(logits.argmax())
-        probabilities = np.exp(log_softmax(logits / self.temperature))
+        with np.errstate(over="ignore"):  # at the lowest temperatures, all others are infinitely far below
+            weights = np.exp((logits - logits.max()) / self.temperature)
         if self.top_p < 1:
-            order = probabilities.argsort()[::-1]
-            before = probabilities[order].cumsum() - probabilities[order]
-            probabilities[order[before >= self.top_p]] = 0
-        return int(self.random.choice(len(probabilities), p=probabilities / probabilities.sum()))
+            return self._sample_most_probable(weights)
+        return draw(weights, self.random)
+
+    def _sample_most_probable(self, weights: np.ndarray) -> int:
+        """One of the most probable tokens, as few as have ``top_p`` of the probability."""
+        enough = self.top_p * weights.sum()
+        tokens = np.arange(len(weights))
+        if len(tokens) > FEW:
+            # Sorting all takes ten times as long as finding the first ones.
+            first = np.argpartition(weights, -FEW)[-FEW:]
+            if weights[first].sum() >= enough:
+                tokens = first
+        tokens = tokens[weights[tokens].argsort()[::-1]]
+        sums = weights[tokens].cumsum()
+        count = int(np.searchsorted(sums, enough)) + 1
+        return int(tokens[draw(weights[tokens[:count]], self.random)])
 
 
 class Batcher:
@@ -119,27 +144,33 @@ class Batcher:
         self.thread.start()
 
     def submit(self, request: Request) -> None:
+        """Queues a request; its events begin when it has a row."""
         with self.changed:
-            self.waiting.append(request)
-            self.changed.notify()
+            if not self.closed:
+                self.waiting.append(request)
+                self.changed.notify()
+                return
+        request.tell(Failed())
 
     def close(self) -> None:
-        """Ends the thread; requests that still run or wait get no more events."""
+        """Ends the thread, and with it what still runs or waits."""
         with self.changed:
             self.closed = True
             self.changed.notify()
         self.thread.join()
 
     def _work(self) -> None:
-        while self._admit():
-            try:
+        try:
+            while self._admit():
                 self._prefill()
                 self._step()
-            except Exception:
-                # What fails is the pass of all rows: for lack of memory, or by a fault of a kernel.
-                traceback.print_exc(file=sys.stderr)
-                for request in list(self.running):
-                    self._end(request, Failed("error"))
+        finally:
+            # Also after an error that no request has caused: nobody shall wait for ever.
+            with self.changed:
+                self.closed = True
+                left = [*self.running, *self.waiting]
+            for request in left:
+                request.tell(Failed())
 
     def _admit(self) -> bool:
         """Gives free rows to waiting requests; waits if there are none. False if the batcher is closed."""
@@ -154,7 +185,7 @@ class Batcher:
             for request in list(self.waiting):
                 if request.cancelled or request.waits_until < now:
                     self.waiting.remove(request)
-                    request.tell(Failed("busy"))
+                    request.tell(Busy())
             free = set(range(len(self.batch.counts))) - {each.row for each in self.running}
             # The lowest rows first, since a step computes all rows up to the highest one.
             for row in sorted(free):
@@ -166,27 +197,35 @@ class Batcher:
 
     def _prefill(self) -> None:
         """Runs the next chunk of the first prompt that is not done."""
-        request = next((each for each in self.running if each.prompt_run < len(each.prompt)), None)
+        request = next((each for each in self.running if not each.prompt_done), None)
         if request is None:
             return
         start = request.prompt_run
         end = min(start + self.chunk, len(request.prompt))
-        logits = self.batch.prefill(request.row, request.prompt[start:end])
+        try:
+            logits = self.batch.prefill(request.row, request.prompt[start:end])
+        except Exception:  # for lack of memory, or by a fault of a kernel
+            self._fail([request])
+            return
         request.prompt_run = end
         if request.prompt_logprobs:
             targets = request.prompt[start + 1 : end + 1]
             for row, token in zip(logits, targets, strict=False):  # the last chunk has one target less
                 request.found_logprobs.append(float(log_softmax(row)[token]))
-        if end == len(request.prompt):
+        if request.prompt_done:
             request.tell(PromptDone(request.found_logprobs))
             self._continue(request, logits[-1])
 
     def _step(self) -> None:
         """Runs the newest token of every request whose prompt is done."""
-        requests = {each.row: each for each in self.running if each.prompt_run == len(each.prompt)}
+        requests = {each.row: each for each in self.running if each.prompt_done}
         if not requests:
             return
-        logits = self.batch.step({row: each.last for row, each in requests.items()})
+        try:
+            logits = self.batch.step({row: each.last for row, each in requests.items()})
+        except Exception:
+            self._fail(list(requests.values()))
+            return
         for request, own in zip(requests.values(), logits, strict=True):
             self._continue(request, own)
 
@@ -196,6 +235,10 @@ class Batcher:
             self._end(request, Finished("length"))
             return
         wide = logits.astype(np.float64)
+        if not np.isfinite(wide.max()):
+            print("error: the model gave logits that are no numbers", file=sys.stderr)
+            self._end(request, Failed())
+            return
         token = request.sample(wide)
         request.last = token
         request.generated += 1
@@ -208,6 +251,12 @@ class Batcher:
         elif request.generated == request.max_tokens:
             self._end(request, Finished("length"))
 
+    def _fail(self, requests: Sequence[Request]) -> None:
+        """Ends requests whose pass has failed, and prints the error that is being handled."""
+        traceback.print_exc(file=sys.stderr)
+        for request in requests:
+            self._end(request, Failed())
+
     def _end(self, request: Request, event: Event) -> None:
         self._leave(request)
         request.tell(event)
@@ -215,6 +264,12 @@ class Batcher:
     def _leave(self, request: Request) -> None:
         self.running.remove(request)
         self.batch.clear(request.row)
+
+
+def draw(weights: np.ndarray, random: np.random.Generator) -> int:
+    """An index, as often as its weight says."""
+    sums = weights.cumsum()
+    return int(np.searchsorted(sums, random.random() * sums[-1], side="right"))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

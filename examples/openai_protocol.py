@@ -9,7 +9,7 @@ import time
 import uuid
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -21,10 +21,16 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "logit_bias": ({},),
     "suffix": ("",),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
     "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
 }
-"""Values with which these options change nothing; others are not supported. So is null."""
+"""Values with which these options change nothing, as null does; others are not supported."""
 ABOUT_THE_CALLER = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"}
 
 
@@ -37,19 +43,19 @@ class BadRequest(Exception):
 
 
 class StreamOptions(BaseModel):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class Body(BaseModel):
     """What completions and chats have in common."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=0)
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = None
     stop: list[str] = Field(default=[], max_length=16)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -82,6 +88,20 @@ class CompletionBody(Body):
     logprobs: Literal[0] | None = None
     """0: the log-probability of each token, and of no others."""
 
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _one_prompt(cls, given: Any) -> Any:
+        """A list of one prompt is that prompt."""
+        several = isinstance(given, list) and any(isinstance(each, str | list) for each in given)
+        if several and len(given) > 1:
+            raise ValueError("several prompts in one request are not supported; send one request for each")
+        prompt = given[0] if several else given
+        if isinstance(prompt, list) and all(type(each) is int for each in prompt):
+            return prompt
+        if not isinstance(prompt, str):
+            raise ValueError("a prompt is a text or a list of token ids")
+        return prompt
+
     @property
     def most_tokens(self) -> int | None:
         """Most tokens of the answer; None: as many as there is room for."""
@@ -90,15 +110,31 @@ class CompletionBody(Body):
     @model_validator(mode="after")
     def _streamed(self) -> CompletionBody:
         if self.stream and (self.echo or self.logprobs is not None):
-            raise ValueError("echo and logprobs are not streamed; drop them, or stream")
+            raise ValueError("echo and logprobs are not streamed; drop them, or do not stream")
         return self
 
 
 class Message(BaseModel):
+    """What a chat template gets."""
+
     model_config = ConfigDict(extra="forbid")
 
     role: str
     content: str
+    name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, given: Any) -> Any:
+        """One text of several parts, as ``[{"type": "text", "text": "..."}]``."""
+        if not isinstance(given, list):
+            return given
+        texts: list[str] = []
+        for part in given:
+            if not (isinstance(part, dict) and isinstance(part.get("text"), str)):
+                raise ValueError("only parts of the type text are supported")
+            texts.append(part["text"])
+        return "".join(texts)
 
 
 class ChatBody(Body):
@@ -129,10 +165,9 @@ def error_object(line: str, status: int) -> dict[str, Any]:
     return {"error": {"message": line, "type": kind, "param": None, "code": status}}
 
 
-def model_list(name: str, length: int) -> dict[str, Any]:
+def model_object(name: str, length: int) -> dict[str, Any]:
     """``length`` is the most tokens of a prompt and its answer."""
-    only = {"id": name, "object": "model", "created": 0, "owned_by": "ntk-convert", "max_model_len": length}
-    return {"object": "list", "data": [only]}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "ntk-convert", "max_model_len": length}
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -169,10 +204,12 @@ class Answer:
     def chunk(self, text: str, reason: str | None, *, first: bool = False) -> dict[str, Any]:
         """``reason`` is why the answer ends with this chunk; None if it goes on."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
-        if self.chat:
-            role = {"role": "assistant"} if first else {}
-            return self._object("chat.completion.chunk", [{**choice, "delta": {**role, "content": text}}])
-        return self._object("text_completion", [{**choice, "text": text}])
+        if not self.chat:
+            return self._object("text_completion", [{**choice, "text": text}])
+        delta = {"role": "assistant"} if first else {}
+        if first or text:
+            delta["content"] = text
+        return self._object("chat.completion.chunk", [{**choice, "delta": delta}])
 
     def usage_chunk(self, used: dict[str, int]) -> dict[str, Any]:
         """The last chunk, for those who ask for it."""

@@ -20,35 +20,33 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from answer_text import AnswerText
 from generate_onnx import PROVIDERS, Model
-from onnx_batching import Batcher, Event, Failed, Finished, PromptDone, Request, Token
+from onnx_batching import Batcher, Busy, Event, Failed, Finished, PromptDone, Request, Token
 from openai_protocol import (
     Answer,
     BadRequest,
     ChatBody,
     CompletionBody,
     error_object,
-    model_list,
+    model_object,
     parse,
     usage,
 )
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Message, Send
 
 PATIENCE = 30
 """Seconds that a request waits for a row, and the server for a body, or for a client that reads nothing."""
-OTHERS = 32
-"""Connections beside those that run or wait: they are answered at once, mostly with 503."""
 DEFAULT_LENGTH = 2048
 LOOK = 0.5
 """Seconds after which the server looks again whether a client is still there."""
@@ -105,14 +103,24 @@ class Service:
             chunk = length
         self.batcher = Batcher(model, rows, length, chunk)
 
+    def check_name(self, name: str) -> None:
+        """Raises ``BadRequest`` with status 404 for another model's name."""
+        if name != self.name:
+            raise BadRequest(f"there is no model {name!r}, but {self.name!r}", 404)
+
+    def check_places(self) -> None:
+        """Raises ``BadRequest`` with status 503 if as many requests run and wait as may."""
+        if self.taken == self.places:
+            raise BadRequest("all rows are taken and the queue is full; try again", 503)
+
     def decode(self, tokens: list[int]) -> str:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
     def request(self, body: CompletionBody | ChatBody, tell: Callable[[Event], object]) -> Request:
         """What the batcher runs; raises ``BadRequest`` for what it cannot."""
-        if body.model not in (None, self.name):
-            raise BadRequest(f"there is no model {body.model!r}, but {self.name!r}", 404)
+        if body.model is not None:
+            self.check_name(body.model)
         prompt = self._prompt(body)
         most = body.most_tokens
         if most is None:
@@ -159,7 +167,7 @@ class Service:
     def _chat_prompt(self, body: ChatBody) -> list[int]:
         if not self.tokenizer.chat_template:
             raise BadRequest("this model has no chat template; use /v1/completions")
-        messages = [message.model_dump() for message in body.messages]
+        messages = [message.model_dump(exclude_none=True) for message in body.messages]
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates raise what they like
@@ -195,7 +203,9 @@ class Completion:
         self.request = service.request(
             body, tell=lambda event: loop.call_soon_threadsafe(events.put_nowait, event)
         )
-        self.text = AnswerText(service.decode, body.stop)
+        self.text = AnswerText(service.decode, body.stop, after=self.request.prompt)
+        self.tokens: list[int] = []
+        """Of the answer."""
         self.logprobs: list[float | None] = []
         """Of the answer's tokens, and before them of the prompt's, where they are asked for."""
         self.finish_reason: str | None = None
@@ -204,18 +214,17 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, int]:
-        return usage(len(self.request.prompt), len(self.text.tokens))
+        return usage(len(self.request.prompt), len(self.tokens))
 
     async def parts(self, client: HttpRequest) -> AsyncIterator[str]:
         """The text as it grows; "" first, when the prompt was run.
 
         Raises:
-            BadRequest: with status 503, there is no place; with 500, the model failed.
+            BadRequest: with status 503, there is no place or no row; with 500, the model failed.
             ClientGoneError: the client has left.
         """
         service = self.service
-        if service.taken == service.places:
-            raise BadRequest("all rows are taken and the queue is full; try again", 503)
+        service.check_places()
         service.taken += 1
         service.batcher.submit(self.request)
         try:
@@ -242,15 +251,17 @@ class Completion:
                     self.logprobs += [None, *logprobs]
                 return ""
             case Token(token, logprob):
+                self.tokens.append(token)
                 self.logprobs.append(logprob)
                 text = self.text.add(token)
                 if self.text.stopped:
                     self.finish_reason = "stop"
                 return text
             case Finished(reason):
-                self.finish_reason = reason
-                return self.text.end()
-            case Failed("busy"):
+                text = self.text.end()
+                self.finish_reason = "stop" if self.text.stopped else reason
+                return text
+            case Busy():
                 raise BadRequest(f"no row became free within {PATIENCE} seconds; try again", 503)
             case Failed():
                 raise BadRequest("the model failed; the server's log says why", 500)
@@ -280,7 +291,7 @@ async def read_body(request: HttpRequest, most: int) -> bytes:
 async def whole_answer(completion: Completion, body: CompletionBody | ChatBody, client: HttpRequest) -> Any:
     service = completion.service
     text = "".join([part async for part in completion.parts(client)])
-    tokens = completion.text.tokens
+    tokens = completion.tokens
     if isinstance(body, CompletionBody) and body.echo:
         text = service.decode(completion.request.prompt) + text
         tokens = [*completion.request.prompt, *tokens]
@@ -294,7 +305,7 @@ async def whole_answer(completion: Completion, body: CompletionBody | ChatBody, 
 
 async def streamed_answer(
     completion: Completion, body: CompletionBody | ChatBody, client: HttpRequest
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """The lines of an answer in server-sent events; the first one when the prompt was run.
 
     A stream that breaks off has no line ``[DONE]``.
@@ -317,79 +328,93 @@ async def streamed_answer(
     yield "data: [DONE]\n\n"
 
 
-class Stream(StreamingResponse):
-    """Server-sent events, until the client reads nothing for too long."""
-
-    media_type = "text/event-stream"
-
-    async def stream_response(self, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            await asyncio.wait_for(send(message), PATIENCE)
-
-        with suppress(asyncio.TimeoutError):
-            await super().stream_response(send_in_time)
-
-
 def line(content: dict[str, Any]) -> str:
     """A server-sent event."""
     return f"data: {json.dumps(content)}\n\n"
 
 
-def application(service: Service) -> Starlette:
-    """The web application; its end is the end of the service."""
+async def completions(client: HttpRequest) -> Response:
+    return await complete(client, CompletionBody)
 
-    async def complete(client: HttpRequest, kind: type[CompletionBody | ChatBody]) -> Response:
-        body = parse(kind, await read_body(client, (1 << 20) + 32 * service.length))
-        completion = Completion(service, body)
-        if not body.stream:
-            return JSONResponse(await whole_answer(completion, body, client))
-        lines = streamed_answer(completion, body, client)
-        # What is refused before the first line has a status of its own.
-        first = await anext(lines)
 
-        async def all_lines() -> AsyncIterator[str]:
+async def chat_completions(client: HttpRequest) -> Response:
+    return await complete(client, ChatBody)
+
+
+async def complete(client: HttpRequest, kind: type[CompletionBody | ChatBody]) -> Response:
+    service: Service = client.app.state.service
+    body = parse(kind, await read_body(client, (1 << 20) + 32 * service.length))
+    service.check_places()
+    completion = Completion(service, body)
+    if not body.stream:
+        return JSONResponse(await whole_answer(completion, body, client))
+    lines = streamed_answer(completion, body, client)
+    # What is refused before the first line has a status of its own.
+    first = await anext(lines)
+
+    async def all_lines() -> AsyncIterator[str]:
+        async with aclosing(lines):
             yield first
             async for each in lines:
                 yield each
 
-        return Stream(all_lines())
+    return StreamingResponse(all_lines(), media_type="text/event-stream")
 
-    async def completions(client: HttpRequest) -> Response:
-        return await complete(client, CompletionBody)
 
-    async def chats(client: HttpRequest) -> Response:
-        return await complete(client, ChatBody)
+async def models(client: HttpRequest) -> Response:
+    service: Service = client.app.state.service
+    return JSONResponse({"object": "list", "data": [model_object(service.name, service.length)]})
 
-    async def models(_: HttpRequest) -> Response:
-        return JSONResponse(model_list(service.name, service.length))
 
-    async def health(_: HttpRequest) -> Response:
-        status = 200 if service.batcher.thread.is_alive() else 503
-        return JSONResponse({"free": max(service.rows - service.taken, 0)}, status)
+async def model(client: HttpRequest) -> Response:
+    service: Service = client.app.state.service
+    service.check_name(client.path_params["name"])
+    return JSONResponse(model_object(service.name, service.length))
 
-    async def refused(_: HttpRequest, error: Exception) -> Response:
-        assert isinstance(error, BadRequest)
-        headers = {"Retry-After": "1"} if error.status == 503 else {}
-        return JSONResponse(error_object(str(error), error.status), error.status, headers)
 
-    async def gone(_: HttpRequest, __: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it
+async def health(client: HttpRequest) -> Response:
+    """The number of free rows; status 503 if the graph does not run any more."""
+    service: Service = client.app.state.service
+    status = 200 if service.batcher.thread.is_alive() else 503
+    return JSONResponse({"free": max(service.rows - service.taken, 0)}, status)
+
+
+async def refused(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, BadRequest)
+    headers = {"Retry-After": "1"} if error.status == 503 else {}
+    return JSONResponse(error_object(str(error), error.status), error.status, headers)
+
+
+async def no_route(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(error_object(error.detail, error.status_code), error.status_code)
+
+
+async def gone(_: HttpRequest, __: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+def application(service: Service) -> Starlette:
+    """The web application; its end is the end of the service."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         service.batcher.close()
 
-    return Starlette(
+    made = Starlette(
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/chat/completions", chats, methods=["POST"]),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
             Route("/health", health),
         ],
-        exception_handlers={BadRequest: refused, ClientGoneError: gone},
+        exception_handlers={BadRequest: refused, ClientGoneError: gone, HTTPException: no_route},
         lifespan=lifespan,
     )
+    made.state.service = service
+    return made
 
 
 def main() -> None:
@@ -425,15 +450,23 @@ def main() -> None:
             waiting=options.queue,
             chunk=options.chunk,
         )
-        listening = socket.create_server((options.host, options.port), backlog=128)
-    except (RuntimeError, OSError, MemoryError, ValueError) as error:
+        listening = listen(options.host, options.port)
+    except (RuntimeError, OSError, OverflowError, MemoryError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
     host, port = listening.getsockname()[:2]
-    settings = uvicorn.Config(
-        application(service), log_level="warning", limit_concurrency=service.places + OTHERS
-    )
+    if ":" in host:
+        host = f"[{host}]"
     print(f"{options.rows} rows of {service.length} tokens at http://{host}:{port}", flush=True)
-    uvicorn.Server(settings).run(sockets=[listening])
+    uvicorn.Server(uvicorn.Config(application(service), log_level="warning")).run(sockets=[listening])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket whose connections the kernel ends if the client reads nothing for too long."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=128)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * PATIENCE)
+    return listening
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
@@ -445,7 +478,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises many kinds
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RuntimeError(f"the tokenizer in {folder} does not load: {reason}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ import pytest
 
 from converter import convert
 from tests import tiny
-from tests.conftest import RunCli
+from tests.conftest import RunCli, edit_json
 from tests.memory import MB, anonymous, needs_proc
 from tests.messages import Words, says
 from tests.onnx_graphs import NEW, Make, expected, exported, generated, prompts
@@ -39,7 +40,7 @@ import uvicorn
 from answer_text import AnswerText
 from generate_onnx import Model
 from onnx_batching import Request
-from serve_onnx import Service, application, load_tokenizer, main
+from serve_onnx import Service, application, listen, load_tokenizer, main
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "serve_onnx.py"
 PROMPTS = prompts((60, 43, 12, 1, 33, 17))
@@ -106,7 +107,7 @@ def served(
     if endless:
         model.end_tokens = []
     service = Service(model, folder, load_tokenizer(folder, False), **sizes)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with listen("127.0.0.1", 0) as listening:
         if send_buffer is not None:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         server = uvicorn.Server(uvicorn.Config(application(service), log_level="error"))
@@ -127,8 +128,11 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def text_of(folder: Path, tokens: list[int]) -> str:
-    text: str = load_tokenizer(folder, False).decode(tokens, skip_special_tokens=True)
+def text_of(folder: Path, prompt: list[int], tokens: list[int]) -> str:
+    """The text of tokens behind a prompt; it begins with the space between the two."""
+    tokenizer = load_tokenizer(folder, False)
+    before, whole = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + tokens))
+    text: str = whole[len(before) :]
     return text
 
 
@@ -143,7 +147,8 @@ def test_requests_of_different_lengths_together(with_graph: Make, family: str, s
     with served(folder, rows=4, waiting=20) as server, ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(server.complete, PROMPTS * 2))
         assert server.free == 4
-    assert [each.choices[0].text for each in answers] == [text_of(folder, row) for row in right * 2]
+    texts = [text_of(folder, prompt, row) for prompt, row in zip(PROMPTS, right, strict=True)]
+    assert [each.choices[0].text for each in answers] == texts * 2
     ends = ["stop" if row[-1] == tiny.END else "length" for row in right]
     assert [each.choices[0].finish_reason for each in answers] == ends * 2
     used = [(each.usage.prompt_tokens, each.usage.completion_tokens) for each in answers]
@@ -212,14 +217,14 @@ def test_a_stream_is_the_whole_answer(converted: Convert, kind: str) -> None:
         if kind == "chat":
             whole = server.chat(text).choices[0].message.content
             chunks = list(server.chat(text, stream=True, stream_options={"include_usage": True}))
-            parts = [each.choices[0].delta.content for each in chunks[:-1]]
+            parts = [each.choices[0].delta.content or "" for each in chunks[:-1]]
             assert chunks[0].choices[0].delta.role == "assistant"
         else:
             whole = server.complete(text).choices[0].text
             chunks = list(server.complete(text, stream=True, stream_options={"include_usage": True}))
             parts = [each.choices[0].text for each in chunks[:-1]]
     assert len(parts) > 3
-    assert "".join(parts) == whole == text_of(folder, tokens)
+    assert "".join(parts) == whole == text_of(folder, prompt, tokens)
     assert chunks[-2].choices[0].finish_reason in ("stop", "length")
     assert chunks[-1].usage.completion_tokens == len(tokens)
 
@@ -250,7 +255,7 @@ def test_a_seed_gives_the_same_answer(with_graph: Make) -> None:
     [
         (1.0, 1.0, [0.5, 0.3, 0.15, 0.05]),
         (0.5, 1.0, [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
-        (1.0, 0.8, [0.625, 0.375, 0, 0]),
+        (1.0, 0.79, [0.625, 0.375, 0, 0]),
         (1.0, 0.81, [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
         (0.0, 1.0, [1, 0, 0, 0]),
     ],
@@ -300,7 +305,11 @@ REFUSED: dict[str, tuple[object, Words]] = {
     "no prompt": ({}, ("prompt", "required")),
     "an unknown option": ({"prompt": "w5", "promt": 1}, ("promt", "not supported", "drop it")),
     "several answers": ({"prompt": "w5", "n": 2}, ("n 2", "not supported")),
-    "several prompts": ({"prompt": ["w5", "w6"]}, "prompt"),
+    "several prompts": ({"prompt": ["w5", "w6"]}, ("several prompts", "one request for each")),
+    "several prompts of tokens": ({"prompt": [[5], [6]]}, ("several prompts", "one request for each")),
+    "digits as tokens": ({"prompt": [["5", "6"]]}, ("a text or a list of token ids")),
+    "no prompt but a number": ({"prompt": 5}, ("a text or a list of token ids")),
+    "a number as a text": ({"prompt": [5], "max_tokens": "5"}, "max_tokens"),
     "other log-probabilities": ({"prompt": "w5", "logprobs": 5}, ("logprobs", "0")),
     "a streamed echo": ({"prompt": "w5", "echo": True, "stream": True}, ("echo", "not streamed")),
     "an empty stop": ({"prompt": "w5", "stop": ""}, ("stop", "empty")),
@@ -335,8 +344,54 @@ def test_what_is_refused(with_graph: Make) -> None:
             says(message(content), "web pages")
         assert server.post({}, "/v1/nothing")[0] == 404
         assert server.free == 2
-        asked = {"n": 1, "best_of": None, "repetition_penalty": 1.0, "top_k": -1, "user": "x"}
-        assert server.post({"prompt": [5] * 90, "max_tokens": 6, **asked})[0] == 200
+        assert server.client.models.retrieve(server.service.name).id == server.service.name
+        with pytest.raises(openai.NotFoundError, match="there is no model 'other'"):
+            server.client.models.retrieve("other")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompt": [5] * 90, "max_tokens": 6},
+        {"prompt": ["w5 w6"]},
+        {"prompt": [[5, 6]]},
+        {"prompt": [5], "temperature": 2.3e-308},
+        {"prompt": [5], "temperature": 1, "top_p": 1e-300, "seed": -5},
+        {"prompt": [5], "n": 1, "best_of": None, "repetition_penalty": 1.0, "top_k": -1, "user": "x"},
+        {"prompt": [5], "min_tokens": 0, "stop_token_ids": [], "stream_options": {"include_usage": None}},
+        {"prompt": [5], "max_tokens": 0, "echo": True, "logprobs": 0},
+    ],
+)
+def test_what_is_accepted(with_graph: Make, asked: dict[str, Any]) -> None:
+    with served(with_graph()) as server:
+        status, _, content = server.post({"max_tokens": 4, **asked})
+    assert status == 200, content
+
+
+def test_parts_of_messages(converted: Convert) -> None:
+    folder = exported(converted("mpt", 4, "ntk"))
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    parts = [{"type": "text", "text": "w5 w6 "}, {"type": "text", "text": "w7"}]
+    asked = {"temperature": 0, "logprobs": False, "tool_choice": "none"}
+    with served(folder) as server:
+        messages = [{"role": "user", "content": parts, "name": "ada"}]
+        status, _, content = server.post({"messages": messages, **asked}, "/v1/chat/completions")
+        assert status == 200, content
+        whole = server.chat("w5 w6 w7", max_tokens=None).choices[0].message.content
+        assert json.loads(content)["choices"][0]["message"]["content"] == whole
+        messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+        status, _, content = server.post({"messages": messages}, "/v1/chat/completions")
+        assert status == 400
+        says(message(content), "parts of the type text")
+
+
+def test_an_echo_is_one_text(with_graph: Make) -> None:
+    """An answer begins with the space that is between it and the prompt."""
+    with served(with_graph()) as server:
+        text = server.complete(PROMPTS[1], echo=True).choices[0].text
+        assert text.split(" ")[: len(PROMPTS[1])] == [f"w{token}" for token in PROMPTS[1]]
+        assert len(text.split(" ")) > len(PROMPTS[1])
         assert server.complete([5], max_tokens=0, echo=True, logprobs=0).choices[0].text == "w5"
 
 
@@ -345,7 +400,7 @@ def test_a_graph_without_the_logits_of_prompts(with_graph: Make) -> None:
     with served(folder) as server:
         with pytest.raises(openai.BadRequestError, match="without --last-logits"):
             server.complete([5, 6], echo=True, logprobs=0)
-        right = text_of(folder, generated(folder, PROMPTS[0]))
+        right = text_of(folder, PROMPTS[0], generated(folder, PROMPTS[0]))
         assert server.complete(PROMPTS[0]).choices[0].text == right
 
 
@@ -381,6 +436,46 @@ def test_a_model_that_fails(
     assert "the kernel failed" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("fails", ["prefill", "logits"])
+def test_a_failure_ends_only_its_own_request(
+    with_graph: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], fails: str
+) -> None:
+    with served(with_graph(), endless=True, length=4096) as server:
+        batch = server.service.batcher.batch
+        prefill = batch.prefill
+
+        def failing(row: int, tokens: Any) -> Any:
+            logits = prefill(row, tokens)
+            if tokens == [8, 9]:
+                if fails == "prefill":
+                    raise RuntimeError("the kernel failed")
+                logits[:] = np.nan
+            return logits
+
+        monkeypatch.setattr(batch, "prefill", failing)
+        with server.complete([5, 6, 7], max_tokens=LONG, stream=True) as other:
+            parts = iter(other)
+            next(parts)
+            with pytest.raises(openai.InternalServerError, match="the server's log"):
+                server.complete([8, 9])
+            *_, last = parts
+        assert last.choices[0].finish_reason == "length"
+    assert {"prefill": "the kernel failed", "logits": "no numbers"}[fails] in capfd.readouterr().err
+
+
+def test_the_end_of_the_thread_ends_all(with_graph: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for ever, and /health says it."""
+    with served(with_graph(), endless=True, length=4096) as server:
+        batcher = server.service.batcher
+        monkeypatch.setattr(batcher, "_step", lambda: 1 / 0)
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError, match="the server's log"):
+                server.complete([5, 6, 7], max_tokens=LONG)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{server.url}/health")
+
+
 BODY = {"prompt": [5, 6, 7], "max_tokens": LONG}
 
 
@@ -411,13 +506,16 @@ def test_a_client_that_goes_away(with_graph: Make, stream: bool) -> None:
         assert server.complete([5, 6, 7], max_tokens=2).usage.completion_tokens == 2
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux ends such connections")
 def test_a_client_that_does_not_read(with_graph: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its place becomes free, although its connection stays."""
-    monkeypatch.setattr(serve_onnx, "PATIENCE", 0.5)
-    with served(with_graph(), endless=True, send_buffer=4096, rows=1, length=LONG + 96) as server:
-        with sent(server, {**BODY, "stream": True}):
-            eventually(lambda: server.free == 0)
-            eventually(lambda: server.free == 1)
+    """Its place becomes free, although it does not close its connection; it keeps no server from ending."""
+    monkeypatch.setattr(serve_onnx, "PATIENCE", 1)
+    with (
+        served(with_graph(), endless=True, send_buffer=4096, rows=1, length=LONG + 96) as server,
+        sent(server, {**BODY, "stream": True}),
+    ):
+        eventually(lambda: server.free == 0)
+        eventually(lambda: server.free == 1)
         assert server.complete([5, 6, 7], max_tokens=2).usage.completion_tokens == 2
 
 
@@ -458,19 +556,26 @@ def command(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
             process.kill()
 
 
-def test_sigterm_ends_the_server_after_its_answers(with_graph: Make) -> None:
-    folder = with_graph("mpt", "ntk")
-    with command(folder, "--rows", "1", "--length", "1024") as (process, url):
+def test_sigterm_ends_the_server_after_its_answers(with_graph: Make, tmp_path: Path) -> None:
+    """Also that of a request which still waits for its row."""
+    folder = tmp_path / "model"
+    shutil.copytree(with_graph("mpt", "ntk"), folder)
+    edit_json(folder / "generation_config.json", {"eos_token_id": [10**6]})
+    with (
+        command(folder, "--rows", "1", "--length", "1024") as (process, url),
+        ThreadPoolExecutor(1) as pool,
+    ):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        prompt = [5, 6, 7]
-        with client.completions.create(
-            model=str(folder), prompt=prompt, max_tokens=NEW, temperature=0, stream=True
-        ) as answer:
+        asked: dict[str, Any] = {"model": str(folder), "prompt": [5, 6, 7], "max_tokens": 1000}
+        with client.completions.create(**asked, stream=True) as answer:
             parts = iter(answer)
-            text = next(parts).choices[0].text
+            next(parts)
+            waits = pool.submit(client.completions.create, **{**asked, "max_tokens": 2})
+            time.sleep(0.2)
             process.send_signal(signal.SIGTERM)
-            text += "".join(each.choices[0].text for each in parts)
-        assert text == text_of(folder, generated(folder, prompt))
+            *_, last = parts
+        assert last.choices[0].finish_reason == "length"
+        assert waits.result().usage.completion_tokens == 2
         assert process.wait(30) in (0, -signal.SIGTERM)
         with pytest.raises(OSError, match="refused"):
             urllib.request.urlopen(f"{url}/health")
@@ -478,6 +583,7 @@ def test_sigterm_ends_the_server_after_its_answers(with_graph: Make) -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 @needs_proc
 def test_memory_is_bounded(with_graph: Make) -> None:
     """Under load, and with clients that go away, whose places become free a little later."""

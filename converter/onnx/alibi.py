@@ -62,7 +62,8 @@ class Tokens:
     def positions(self) -> Value:
         """float32 [B, S]: the positions of the new tokens.
 
-        The position of one new token is the same in its own column and in the last one.
+        A new token that stands before the last column has its position there, too: zeros of the mask, which
+        are all that follows it, do not count on.
         """
         return self.last_columns(self.all_positions)
 
@@ -86,7 +87,7 @@ class Tokens:
 
     @cached_property
     def new_mask(self) -> Value:
-        """int64 [B, S]: the mask of the new tokens."""
+        """int64 [B, S]: the mask of the new tokens; 1 for one that stands before the last column."""
         early = self.graph.cast(self._ends_early, ir.DataType.INT64)
         return self.graph.op("Max", self.last_columns(self.mask), early)
 

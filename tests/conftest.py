@@ -10,6 +10,7 @@ import re
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import atexit
+import gc
 import hashlib
 import json
 import os
@@ -71,6 +72,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         same = graph or item.path.stem.removeprefix("test_") in ANY_VERSION
         if same and not item.get_closest_marker("version"):
             item.add_marker(pytest.mark.any_version)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end, so the garbage collector need not look at it again and again."""
+    gc.freeze()
 
 
 def pytest_runtest_teardown() -> None:

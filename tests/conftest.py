@@ -110,6 +110,22 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _one_thread_a_graph() -> Iterator[None]:
+    """A session of onnxruntime has a thread a core; they spin while they wait, where tests could run."""
+    from converter.onnx import session
+
+    quiet_options = session.quiet_options
+
+    def of_one_thread() -> Any:
+        options = quiet_options()
+        options.intra_op_num_threads = 1
+        return options
+
+    with mock.patch.object(session, "quiet_options", of_one_thread):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _forked_workers() -> Iterator[None]:
     """The processes that rewrite weights start within milliseconds."""
     with mock.patch("converter.weights.worker.subprocess", forks):

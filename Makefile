@@ -22,6 +22,10 @@ PYTHON ?= python3
 # A process a core, and one more, since many tests wait for a Hub or for other processes; threads of their
 # own would only wait for each other.
 WORKERS := $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
+
+# Some containers set this. Every process would then compile what it imports, which takes longer than to import it.
+unexport PYTHONDONTWRITEBYTECODE
+
 # How often a failed test is repeated; the summary lists these tests as RERUN.
 RERUNS ?= 0
 # Compiling all files of all packages takes as long as installing them, and little of them is imported.

@@ -10,6 +10,7 @@ import re
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import atexit
+import gc
 import hashlib
 import json
 import os
@@ -73,6 +74,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.any_version)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end, so the garbage collector need not look at it again and again."""
+    gc.freeze()
+
+
 def pytest_runtest_teardown() -> None:
     """The example's and genai's first sessions take denormal numbers for zero, which hypothesis refuses."""
     if "torch" in sys.modules:
@@ -100,6 +106,22 @@ def _each_picture_once() -> Iterator[None]:
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """No test is about a power failure."""
     with mock.patch.object(os, "fsync", int):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_a_graph() -> Iterator[None]:
+    """A session of onnxruntime has a thread a core; they spin while they wait, where tests could run."""
+    from converter.onnx import session
+
+    quiet_options = session.quiet_options
+
+    def of_one_thread() -> Any:
+        options = quiet_options()
+        options.intra_op_num_threads = 1
+        return options
+
+    with mock.patch.object(session, "quiet_options", of_one_thread):
         yield
 
 

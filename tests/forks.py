@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, CompletedProcess, TimeoutExpired
@@ -250,5 +251,7 @@ if __name__ == "__main__":
     assert not {*READ_THE_ENVIRONMENT} & sys.modules.keys()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "threads do not survive a fork"
     gc.freeze()  # forks share what is there already
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch takes its operators apart, one by one
     begun = _serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(_ended(functools.partial(_become, begun)))

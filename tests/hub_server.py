@@ -459,6 +459,8 @@ class Listener(ThreadingHTTPServer):
 def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # The client acknowledges headers after 40 ms, and Nagle's algorithm would send the body only then.
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             url = urlsplit(self.path)
@@ -480,7 +482,7 @@ def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
             pass
 
     listener = Listener(("127.0.0.1", 0), Handler)
-    threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True).start()
     return listener
 
 

@@ -81,6 +81,7 @@ class Engine:
     def __init__(self, path: Path):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
         self.caches = {
             value.name: value for value in self.session.get_inputs() if value.name.startswith("past_key")

@@ -39,7 +39,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Module]:
     [
         *("conversion copy", "conversion size", "conversion fit", "torch_speed", "encoder_speed"),
         *("vllm_speed", "onnx_speed graphs", "onnx_speed quantised", "quantised language"),
-        *("quantised encoders", "on_gpu", "originals", "common_tests"),
+        *("quantised encoders", "on_gpu", "originals", "common_tests", "serving"),
     ],
 )
 def test_help(
@@ -61,6 +61,7 @@ def test_help(
         ("torch_speed --family mpt", "| 32 | patched |"),
         ("encoder_speed", "| ONNX, float32 |"),
         ("vllm_speed", "| transformers, static |"),
+        ("serving", "| serve_onnx.py, 4 rows |"),
     ],
 )
 def test_smallest_run(command: str, expected: str) -> None:

@@ -584,6 +584,7 @@ def test_extreme_scalings_pass(tmp_path: Path, options: dict[str, Any]) -> None:
 MEASURED = r"largest relative deviation (\S+)$"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["falcon", "mosaic_bert"])
 def test_every_factor_that_is_accepted_is_measured(tmp_path: Path, family: str) -> None:
     source = (tiny.FACTORIES | tiny.ENCODERS)[family](tmp_path / "source", 12)

@@ -1,6 +1,6 @@
 """Serve an exported graph with OpenAI's API. Requests are batched while they run.
 
-    pip install starlette uvicorn transformers
+    pip install pydantic starlette uvicorn transformers
     python examples/serve_onnx.py DIR [--rows 16] [--length 2048] [--threads 4] [--provider cuda]
 
     curl localhost:8000/v1/completions -d '{"prompt": "a prompt", "max_tokens": 32, "temperature": 0}'

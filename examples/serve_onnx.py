@@ -86,22 +86,17 @@ class Service:
         self.model = model
         self.name = name or str(folder)
         self.tokenizer = tokenizer
-        longest = context_length(folder)
-        if length is None:
-            length = min(longest or DEFAULT_LENGTH, DEFAULT_LENGTH)
-        if longest is not None and length > longest:
-            raise RuntimeError(f"--length {length} is beyond the context length, {longest} tokens")
-        if min(rows, length, chunk, waiting + 1) < 1:
+        self.length = row_length(folder, length)
+        if min(rows, self.length, chunk, waiting + 1) < 1:
             raise ValueError("--rows, --length and --chunk must be at least 1, --queue at least 0")
-        self.length = length
         self.rows = rows
         self.places = rows + waiting
         self.taken = 0
         """Requests that run or wait."""
         if scales_by_length(folder):
             # A prompt in chunks would not give the logits of the whole prompt.
-            chunk = length
-        self.batcher = Batcher(model, rows, length, chunk)
+            chunk = self.length
+        self.batcher = Batcher(model, rows, self.length, chunk)
 
     def check_name(self, name: str) -> None:
         """Raises ``BadRequest`` with status 404 for another model's name."""
@@ -176,6 +171,16 @@ class Service:
         return ids
 
 
+def row_length(folder: Path, asked: int | None) -> int:
+    """Tokens of a row; raises ``RuntimeError`` for more than the scaling is made for."""
+    longest = context_length(folder)
+    if asked is None:
+        return min(longest or DEFAULT_LENGTH, DEFAULT_LENGTH)
+    if longest is not None and asked > longest:
+        raise RuntimeError(f"--length {asked} is beyond the context length, {longest} tokens")
+    return asked
+
+
 def context_length(folder: Path) -> int | None:
     """The number of tokens that the scaling is made for, which the export wrote down; None if it did not."""
     path = folder / "genai_config.json"
@@ -216,7 +221,7 @@ class Completion:
     def usage(self) -> dict[str, int]:
         return usage(len(self.request.prompt), len(self.tokens))
 
-    async def parts(self, client: HttpRequest) -> AsyncIterator[str]:
+    async def parts(self, client: HttpRequest) -> AsyncGenerator[str, None]:
         """The text as it grows; "" first, when the prompt was run.
 
         Raises:
@@ -229,7 +234,7 @@ class Completion:
         service.batcher.submit(self.request)
         try:
             while self.finish_reason is None:
-                yield self._text_of(await self._next_event(client))
+                yield self._take(await self._next_event(client))
         finally:
             self.request.cancelled = True
             service.taken -= 1
@@ -243,8 +248,8 @@ class Completion:
             with suppress(asyncio.TimeoutError):
                 return await asyncio.wait_for(self.events.get(), LOOK)
 
-    def _text_of(self, event: Event) -> str:
-        """The text that an event adds."""
+    def _take(self, event: Event) -> str:
+        """Takes over what an event says; the text that it adds."""
         match event:
             case PromptDone(logprobs):
                 if self.request.prompt_logprobs:
@@ -313,10 +318,11 @@ async def streamed_answer(
     answer = Answer(completion.service.name, chat=isinstance(body, ChatBody))
     begun = False
     try:
-        async for part in completion.parts(client):
-            if part or not begun:
-                yield line(answer.chunk(part, None, first=not begun))
-            begun = True
+        async with aclosing(completion.parts(client)) as parts:
+            async for part in parts:
+                if part or not begun:
+                    yield line(answer.chunk(part, None, first=not begun))
+                begun = True
     except BadRequest as error:
         if not begun:
             raise

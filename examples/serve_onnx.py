@@ -1,7 +1,7 @@
 """Serve an exported graph with OpenAI's API. Requests are batched while they run.
 
     pip install pydantic starlette uvicorn transformers
-    python examples/serve_onnx.py DIR [--rows 16] [--length 2048] [--threads 4] [--provider cuda]
+    python examples/serve_onnx.py DIR [--rows 4] [--length 2048] [--threads 4] [--provider cuda]
 
     curl localhost:8000/v1/completions -d '{"prompt": "a prompt", "max_tokens": 32, "temperature": 0}'
 
@@ -429,7 +429,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", metavar="DIR", help="requests call the model so, too")
-    parser.add_argument("--rows", type=int, default=16, help="requests at the same time [%(default)s]")
+    parser.add_argument("--rows", type=int, default=4, help="requests at the same time [%(default)s]")
     parser.add_argument("--length", type=int, help="most tokens of a prompt and its answer")
     parser.add_argument("--queue", type=int, default=64, help="requests that may wait [%(default)s]")
     parser.add_argument("--chunk", type=int, default=512, help="most tokens of a prompt that run at once")
@@ -462,7 +462,11 @@ def main() -> None:
     host, port = listening.getsockname()[:2]
     if ":" in host:
         host = f"[{host}]"
-    print(f"{options.rows} rows of {service.length} tokens at http://{host}:{port}", flush=True)
+    megabytes = sum(each.tensor_size_in_bytes() for each in service.batcher.batch.cache.values()) / 1e6
+    print(
+        f"{options.rows} rows of {service.length} tokens ({megabytes:.0f} MB) at http://{host}:{port}",
+        flush=True,
+    )
     uvicorn.Server(uvicorn.Config(application(service), log_level="warning")).run(sockets=[listening])
 
 

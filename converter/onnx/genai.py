@@ -7,7 +7,8 @@ configuration.
 
 It pads the rows of a batch on the right and masks only trailing padding tokens, so the mask of a shorter row
 gets a hole between prompt and new tokens. The graph counts positions in the mask and takes the logits of the
-last real token, so the results are right. Padding on the left is not masked.
+last real token, so the results are right. Padding on the left is not masked. Its ``Engine`` puts a row's new
+token right behind the row's own tokens; see ``Tokens``.
 """
 
 from __future__ import annotations

@@ -77,13 +77,13 @@ class Tokens:
         return graph.op("Add", last, graph.float32(1))
 
     @cached_property
-    def ends(self) -> Value:
-        """int64 [B, 1]: the column behind each row's last new token."""
+    def columns_behind(self) -> Value:
+        """int64 [B, 1]: how many columns follow each row's last new token; 0 unless it stands earlier."""
         graph = self.graph
-        one = graph.constant([1])
-        ends = graph.op("Where", self._ends_early, self._count, self.total)
-        # A row without any real token has an end, too.
-        return graph.op("Max", ends, one)
+        # A row without any real token has one all the same: a kernel takes no empty row.
+        count = graph.op("Max", self._count, graph.constant([1]))
+        early = graph.cast(self._ends_early, ir.DataType.INT64)
+        return graph.op("Mul", graph.op("Sub", self.total, count), early)
 
     @cached_property
     def new_mask(self) -> Value:

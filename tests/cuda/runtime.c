@@ -48,7 +48,8 @@ void __cudaRegisterFunction(void **binary, const void *function, char *stub, con
 
 /* Graphs compute sizes on the device and copy them to the host, where impossible ones stop a run. So two kinds
    of kernels do compute: those that fill an array of 32 bits from one element, and those of two integers of
-   64 bits, with the arguments left, right (scalars if their flag is 0), output, operator, number of elements. */
+   64 or 32 bits (lll, iii), with the arguments left, right (scalars if their flag is 0), output, operator,
+   number of elements. */
 static void compute_sizes(const char *name, void **arguments) {
     const char *binary = strstr(name, "_BinaryElementWiseSimpleILb");
     if (strstr(name, "FillFromDataPtrKernelIi")) {
@@ -56,16 +57,24 @@ static void compute_sizes(const char *name, void **arguments) {
         for (int i = 0; i < *(int *)arguments[2]; i++) out[i] = *value;
     }
     int whole_left, whole_right;
-    char operator[4];
-    if (!binary || sscanf(binary + 27, "%dELb%dElllNS0_%*dOP_%3s", &whole_left, &whole_right, operator) != 3)
-        return;
+    char types[4], operator[4];
+    const char *form = "%dELb%dE%3[li]NS0_%*dOP_%3s";
+    if (!binary || sscanf(binary + 27, form, &whole_left, &whole_right, types, operator) != 4) return;
+    int is_long = !strcmp(types, "lll");
+    if (!is_long && strcmp(types, "iii")) return;
     int64_t *left = *(void **)arguments[0], *right = *(void **)arguments[1], *out = *(void **)arguments[2];
+    int32_t *short_left = (void *)left, *short_right = (void *)right, *short_out = (void *)out;
     for (int i = 0; i < *(int *)arguments[4]; i++) {
-        int64_t a = left[whole_left * i], b = right[whole_right * i];
-        if (!strcmp(operator, "Add")) out[i] = a + b;
-        if (!strcmp(operator, "Sub")) out[i] = a - b;
-        if (!strcmp(operator, "Mul")) out[i] = a * b;
-        if (!strcmp(operator, "Min")) out[i] = a < b ? a : b;
+        int64_t a = is_long ? left[whole_left * i] : short_left[whole_left * i];
+        int64_t b = is_long ? right[whole_right * i] : short_right[whole_right * i];
+        int64_t result;
+        if (!strcmp(operator, "Add")) result = a + b;
+        else if (!strcmp(operator, "Sub")) result = a - b;
+        else if (!strcmp(operator, "Mul")) result = a * b;
+        else if (!strcmp(operator, "Min")) result = a < b ? a : b;
+        else return;
+        if (is_long) out[i] = result;
+        else short_out[i] = result;
     }
 }
 

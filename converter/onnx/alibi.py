@@ -78,12 +78,10 @@ class Tokens:
 
     @cached_property
     def columns_behind(self) -> Value:
-        """int64 [B, 1]: how many columns follow each row's last new token; 0 unless it stands earlier."""
+        """float32 [B, 1]: how many columns follow each row's last new token; 0 unless it stands earlier."""
         graph = self.graph
-        # A row without any real token has one all the same: a kernel takes no empty row.
-        count = graph.op("Max", self._count, graph.constant([1]))
-        early = graph.cast(self._ends_early, ir.DataType.INT64)
-        return graph.op("Mul", graph.op("Sub", self.total, count), early)
+        behind = graph.op("Sub", graph.cast(self.total, ir.DataType.FLOAT), self.lengths)
+        return graph.op("Mul", behind, graph.cast(self._ends_early, ir.DataType.FLOAT))
 
     @cached_property
     def new_mask(self) -> Value:
@@ -92,23 +90,19 @@ class Tokens:
         return self.graph.op("Max", self.last_columns(self.mask), early)
 
     @cached_property
-    def _count(self) -> Value:
-        """int64 [B, 1]: the number of real tokens in each row."""
-        return self.graph.op("ReduceSum", self.mask, self.graph.constant([1]))
-
-    @cached_property
     def _ends_early(self) -> Value:
         """bool [B, 1]: the row's one new token stands right behind its own tokens.
 
         Then its real tokens are its first ones: their number is the last one's column, counted from 1. With
-        several new tokens, such a row is one that is padded on the right.
+        several new tokens, such a row is one that is padded on the right. Columns are float32, since
+        onnxruntime's CUDA provider has no ReduceMax of int64.
         """
         graph = self.graph
-        one = graph.constant([1])
-        columns = graph.op("Add", graph.range(self.total), one)
-        last = graph.op("ReduceMax", graph.op("Mul", self.mask, columns), one)
-        together = graph.op("Equal", last, self._count)
-        return graph.op("And", together, graph.op("Equal", self.new, one))
+        columns = graph.op("Add", graph.range(self.total), graph.constant([1]))
+        real = graph.cast(graph.op("Mul", self.mask, columns), ir.DataType.FLOAT)
+        last = graph.op("ReduceMax", real, graph.constant([1]))
+        together = graph.op("Equal", last, self.lengths)
+        return graph.op("And", together, graph.op("Equal", self.new, graph.constant([1])))
 
     def last_columns(self, values: Value) -> Value:
         """The last S columns [B, S] of the values of all tokens, [B, T]."""

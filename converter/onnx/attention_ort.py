@@ -74,9 +74,8 @@ class OrtAttention:
             self.value_channels = graph.op("Expand", graph.constant([[[0.0]]]), kv_shape)
             # The channels hide padded keys: to the kernel, all tokens up to a row's last new one are real.
             last = graph.op("Sub", tokens.total, graph.constant([1]))
-            last = graph.op("Expand", graph.cast(last, ir.DataType.INT32), tokens.rows)
             behind = graph.cast(graph.reshape(tokens.columns_behind, -1), ir.DataType.INT32)
-            self.last_key = graph.op("Sub", last, behind)
+            self.last_key = graph.op("Sub", graph.cast(last, ir.DataType.INT32), behind)
             total = graph.cast(tokens.total, ir.DataType.INT32)
             self.total = graph.op("Squeeze", total, graph.constant([0]))
 

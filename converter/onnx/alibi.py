@@ -78,10 +78,15 @@ class Tokens:
 
     @cached_property
     def columns_behind(self) -> Value:
-        """float32 [B, 1]: how many columns follow each row's last new token; 0 unless it stands earlier."""
+        """int64 [B, 1]: how many columns follow each row's last new token; 0 unless it stands earlier.
+
+        From 0 to T - S whatever the mask holds: kernels write where this says.
+        """
         graph = self.graph
         behind = graph.op("Sub", graph.cast(self.total, ir.DataType.FLOAT), self.lengths)
-        return graph.op("Mul", behind, graph.cast(self._ends_early, ir.DataType.FLOAT))
+        behind = graph.op("Mul", behind, graph.cast(self._ends_early, ir.DataType.FLOAT))
+        behind = graph.op("Max", graph.cast(behind, ir.DataType.INT64), graph.constant([0]))
+        return graph.op("Min", behind, self.first_new)
 
     @cached_property
     def new_mask(self) -> Value:
@@ -93,15 +98,14 @@ class Tokens:
     def _ends_early(self) -> Value:
         """bool [B, 1]: the row's one new token stands right behind its own tokens.
 
-        Then its real tokens are its first ones: their number is the last one's column, counted from 1. With
-        several new tokens, such a row is one that is padded on the right. Columns are float32, since
-        onnxruntime's CUDA provider has no ReduceMax of int64.
+        Then its real tokens are its first ones: among as many columns there are as many. With several new
+        tokens, such a row is one that is padded on the right.
         """
         graph = self.graph
-        columns = graph.op("Add", graph.range(self.total), graph.constant([1]))
-        real = graph.cast(graph.op("Mul", self.mask, columns), ir.DataType.FLOAT)
-        last = graph.op("ReduceMax", real, graph.constant([1]))
-        together = graph.op("Equal", last, self.lengths)
+        columns = graph.cast(graph.range(self.total), ir.DataType.FLOAT)
+        first = graph.cast(graph.op("Less", columns, self.lengths), ir.DataType.FLOAT)
+        real = graph.op("Mul", graph.cast(self.mask, ir.DataType.FLOAT), first)
+        together = graph.op("Equal", graph.op("ReduceSum", real, graph.constant([1])), self.lengths)
         return graph.op("And", together, graph.op("Equal", self.new, graph.constant([1])))
 
     def last_columns(self, values: Value) -> Value:

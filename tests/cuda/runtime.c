@@ -46,15 +46,20 @@ void __cudaRegisterFunction(void **binary, const void *function, char *stub, con
     kernels[slot].name = name;
 }
 
-/* Graphs compute sizes on the device and copy them to the host, where impossible ones stop a run. So two kinds
-   of kernels do compute: those that fill an array of 32 bits from one element, and those of two integers of
-   64 or 32 bits (lll, iii), with the arguments left, right (scalars if their flag is 0), output, operator,
+/* Graphs compute sizes on the device and copy them to the host, where impossible ones stop a run. So three
+   kinds of kernels do compute: those that fill an array of 32 bits from one element, those that cast integers of
+   64 bits to 32 (arguments input, output, function, number), and those of two integers of 64 or 32 bits (lll, iii), with the arguments left, right (scalars if their flag is 0), output, operator,
    number of elements. */
 static void compute_sizes(const char *name, void **arguments) {
     const char *binary = strstr(name, "_BinaryElementWiseSimpleILb");
     if (strstr(name, "FillFromDataPtrKernelIi")) {
         int *out = *(void **)arguments[0], *value = *(void **)arguments[1];
         for (int i = 0; i < *(int *)arguments[2]; i++) out[i] = *value;
+    }
+    if (strstr(name, "_UnaryElementWiseIliNS0_7OP_Cast")) {
+        int64_t *from = *(void **)arguments[0];
+        int32_t *to = *(void **)arguments[1];
+        for (int i = 0; i < *(int *)arguments[3]; i++) to[i] = (int32_t)from[i];
     }
     int whole_left, whole_right;
     char types[4], operator[4];
@@ -72,6 +77,7 @@ static void compute_sizes(const char *name, void **arguments) {
         else if (!strcmp(operator, "Sub")) result = a - b;
         else if (!strcmp(operator, "Mul")) result = a * b;
         else if (!strcmp(operator, "Min")) result = a < b ? a : b;
+        else if (!strcmp(operator, "Max")) result = a > b ? a : b;
         else return;
         if (is_long) out[i] = result;
         else short_out[i] = result;

@@ -47,8 +47,9 @@ void __cudaRegisterFunction(void **binary, const void *function, char *stub, con
 }
 
 /* Graphs compute sizes on the device and copy them to the host, where impossible ones stop a run. So three
-   kinds of kernels do compute: those that fill an array of 32 bits from one element, those that cast integers of
-   64 bits to 32 (arguments input, output, function, number), and those of two integers of 64 or 32 bits (lll, iii), with the arguments left, right (scalars if their flag is 0), output, operator,
+   kinds of kernels do compute: those that fill an array of 32 bits from one element; those that cast integers
+   of 64 bits to 32, with the arguments input, output, function, number of elements; and those of two integers
+   of 64 or 32 bits (lll, iii), with the arguments left, right (scalars if their flag is 0), output, operator,
    number of elements. */
 static void compute_sizes(const char *name, void **arguments) {
     const char *binary = strstr(name, "_BinaryElementWiseSimpleILb");

@@ -77,26 +77,26 @@ class Tokens:
         return graph.op("Add", last, graph.float32(1))
 
     @cached_property
-    def columns_behind(self) -> Value:
-        """int64 [B, 1]: how many columns follow each row's last new token; 0 unless it stands earlier.
+    def last_new(self) -> Value:
+        """int64 [B, 1]: the column of each row's last new token.
 
-        From 0 to T - S whatever the mask holds: kernels write where this says.
+        From 0 to T - 1 whatever the mask holds: kernels write where this says.
         """
         graph = self.graph
-        behind = graph.op("Sub", graph.cast(self.total, ir.DataType.FLOAT), self.lengths)
-        behind = graph.op("Mul", behind, graph.cast(self._ends_early, ir.DataType.FLOAT))
-        behind = graph.op("Max", graph.cast(behind, ir.DataType.INT64), graph.constant([0]))
-        return graph.op("Min", behind, self.first_new)
+        last = graph.op("Sub", self.total, graph.constant([1]))
+        own_last = graph.op("Sub", self.lengths, graph.float32(1))
+        behind = graph.op("Sub", last, graph.cast(own_last, ir.DataType.INT64))
+        behind = graph.op("Max", graph.op("Mul", behind, self._is_early), graph.constant([0]))
+        return graph.op("Sub", last, graph.op("Min", behind, last))
 
     @cached_property
     def new_mask(self) -> Value:
         """int64 [B, S]: the mask of the new tokens; 1 for one that stands before the last column."""
-        early = self.graph.cast(self._ends_early, ir.DataType.INT64)
-        return self.graph.op("Max", self.last_columns(self.mask), early)
+        return self.graph.op("Max", self.last_columns(self.mask), self._is_early)
 
     @cached_property
-    def _ends_early(self) -> Value:
-        """bool [B, 1]: the row's one new token stands right behind its own tokens.
+    def _is_early(self) -> Value:
+        """int64 [B, 1]: 1 if the row's one new token stands right behind its own tokens, else 0.
 
         Then its real tokens are its first ones: among as many columns there are as many. With several new
         tokens, such a row is one that is padded on the right.
@@ -105,8 +105,10 @@ class Tokens:
         columns = graph.cast(graph.range(self.total), ir.DataType.FLOAT)
         first = graph.cast(graph.op("Less", columns, self.lengths), ir.DataType.FLOAT)
         real = graph.op("Mul", graph.cast(self.mask, ir.DataType.FLOAT), first)
-        together = graph.op("Equal", graph.op("ReduceSum", real, graph.constant([1])), self.lengths)
-        return graph.op("And", together, graph.op("Equal", self.new, graph.constant([1])))
+        # onnxruntime's CUDA provider has no Equal of this opset, and no ReduceMax.
+        together = graph.op("GreaterOrEqual", graph.op("ReduceSum", real, graph.constant([1])), self.lengths)
+        single = graph.op("Equal", self.new, graph.constant([1]))
+        return graph.op("Mul", graph.cast(together, ir.DataType.INT64), graph.cast(single, ir.DataType.INT64))
 
     def last_columns(self, values: Value) -> Value:
         """The last S columns [B, S] of the values of all tokens, [B, T]."""

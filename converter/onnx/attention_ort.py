@@ -73,8 +73,7 @@ class OrtAttention:
             kv_shape = graph.op("Concat", count, channels, axis=0)
             self.value_channels = graph.op("Expand", graph.constant([[[0.0]]]), kv_shape)
             # The channels hide padded keys: to the kernel, all tokens up to a row's last new one are real.
-            last = graph.op("Sub", graph.op("Sub", tokens.total, graph.constant([1])), tokens.columns_behind)
-            self.last_key = graph.cast(graph.reshape(last, -1), ir.DataType.INT32)
+            self.last_key = graph.cast(graph.reshape(tokens.last_new, -1), ir.DataType.INT32)
             total = graph.cast(tokens.total, ir.DataType.INT32)
             self.total = graph.op("Squeeze", total, graph.constant([0]))
 

@@ -124,6 +124,20 @@ def test_rows_begin_and_end_while_others_go_on(with_graph: Make, example: Module
     same(batch.step({0: new[2][0], 2: new[0][3]}), alone(short, new[2][0]), alone(middle, *new[0][:4]))
 
 
+@pytest.mark.parametrize("mask", [[2] * 8, [1] * 7 + [10**6], [-5] + [1] * 7, [10**9] + [0] * 7, [0] * 8])
+def test_a_mask_of_other_numbers_writes_into_no_other_row(
+    with_graph: Make, example: ModuleType, mask: list[int]
+) -> None:
+    """Its own results are wrong."""
+    batch = example.Batch(example.Model(with_graph()), 2, 8)
+    batch.prefill(1, [5] * 8)
+    before = [cache.numpy()[1].copy() for cache in batch.cache.values()]
+    batch._bind_rows(0, 1)
+    batch._run(np.array([[7]], np.int64), np.array([mask], np.int64))
+    for cache, row in zip(batch.cache.values(), before, strict=True):
+        assert np.array_equal(cache.numpy()[1], row)
+
+
 def test_what_does_not_fit_is_refused(with_graph: Make, example: ModuleType) -> None:
     model = example.Model(with_graph())
     with raises(ValueError, "76 tokens", "75"):

@@ -22,7 +22,7 @@ FUSED = (
 )
 """What its file says of such a graph to whoever opens it with something else."""
 RAGGED = "a row's new token may stand right behind the row's own tokens"
-"""What such a graph's property ``rows`` says, by which servers know it; graphs of version 0.1 have none."""
+"""What such a graph's property ``rows`` says, by which servers know it; older graphs have none."""
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ class Tokens:
     def _is_early(self) -> Value:
         """int64 [B, 1]: 1 if the row's one new token stands right behind its own tokens, else 0.
 
-        Such a row has n real tokens, and they fill its first n columns. If there are several new tokens, a row
-        like that is padded on the right.
+        Such a row has n real tokens, and they fill its first n columns. If there are several new tokens, a
+        row like that is padded on the right.
         """
         graph = self.graph
         columns = graph.cast(graph.range(self.total), ir.DataType.FLOAT)
